@@ -1,0 +1,1 @@
+"""Bytes and their meaning on disk. Pure: no input or output, no clock, no framework."""

@@ -1,0 +1,90 @@
+"""Read a run's folder without writing in it: for evaluation, serving and looking around."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from midstride.errors import Gone
+from midstride.info import CheckpointInfo
+from midstride.restore import load as loading
+from midstride.restore.catalog import Catalog, scan
+from midstride.retention import best_of
+from midstride.storage import Storage, open_storage
+
+
+def open(path: str | os.PathLike[str] | Storage) -> RunReader:
+    """Open a run for reading. ``NotFound`` where there is no such folder. Nothing is ever written or locked."""
+    return RunReader(path)
+
+
+class RunReader:
+    """A run's checkpoints, for reading alone. Every call looks at the folder anew."""
+
+    def __init__(self, path: str | os.PathLike[str] | Storage) -> None:
+        self._storage = open_storage(path)
+        self._storage.list_folder("")
+
+    def scan(self) -> Catalog:
+        """Everything the folder holds: checkpoints, those that cannot be used and why, debris."""
+        return scan(self._storage)
+
+    def checkpoints(self) -> list[CheckpointInfo]:
+        """The checkpoints whose manifest is good and whose files are there, by rising ``seq``."""
+        return self.scan().checkpoints
+
+    def latest(self) -> CheckpointInfo | None:
+        """The newest checkpoint; None if nothing was ever saved here.
+
+        ``NothingRestorable`` if something was, and none can be used.
+        """
+        return latest_of(self._storage, self.scan())
+
+    def best(self, metric: str, mode: str) -> CheckpointInfo | None:
+        """The checkpoint with the lowest (``mode="min"``) or highest (``"max"``) value of a metric."""
+        return best_of(self.checkpoints(), metric, mode)
+
+    def load(
+        self, step: int | None = None, only: str | Sequence[str] | Mapping[str, Any] | None = None
+    ) -> Any:
+        """The state of the newest checkpoint, or of ``step``, as plain containers with NumPy arrays.
+
+        ``only`` is a name at the top of the state, a JSON pointer (``"/model/fc.weight"``), several of
+        these, or a mapping of pointers to slices: ``{"/model/fc.weight": slice(0, 10)}``. Every byte
+        that is read is checked. A bad newest checkpoint is passed over for the one before, and
+        logged. ``NotCommitted`` if there is no such step, or nothing at all.
+        """
+        restored = loading.restore(self._storage, None, step, loading.Options(only=only), fallback=True)
+        if restored is None:
+            raise loading.nothing_saved(self._storage)
+        return restored.state
+
+    def verify(
+        self, step: int | None = None, on_bytes: Callable[[int], None] = lambda _: None
+    ) -> dict[str, list[str]]:
+        """Read and check every byte of all checkpoints, or of those of ``step``.
+
+        Returns for each step folder what is wrong with it, a line each: an empty list is a good
+        checkpoint. ``NotCommitted`` if ``step`` was never committed. ``on_bytes`` is told of bytes
+        as they are checked.
+        """
+        catalog = self.scan()
+        result = {entry.folder: [str(entry.problem)] for entry in catalog.unusable if step in (None, entry.step)}
+        for info in catalog.checkpoints:
+            if step in (None, info.step):
+                try:
+                    result[info.name] = loading.verify(self._storage, info, on_bytes)
+                except Gone:
+                    continue  # retired meanwhile: it is no checkpoint any more
+        if step is not None and not result:
+            raise loading.not_committed(self._storage, catalog, step)
+        return result
+
+
+def latest_of(storage: Storage, catalog: Catalog) -> CheckpointInfo | None:
+    """The newest usable checkpoint, with the three answers kept apart."""
+    if catalog.latest is None and catalog.ever_committed:
+        raise loading.nothing_restorable(storage, catalog)
+    return catalog.latest
+

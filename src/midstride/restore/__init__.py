@@ -1,0 +1,1 @@
+"""The way in, in order: find, verify the manifest, plan, read and check, put back."""

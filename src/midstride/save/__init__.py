@@ -1,0 +1,1 @@
+"""The way out, in order: capture, plan, stage, write, commit, retire."""

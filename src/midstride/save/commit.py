@@ -1,0 +1,104 @@
+"""The commit: from files that are written to a checkpoint that exists; and back, when one is retired.
+
+The order, each step before the next (docs/commit.md names the crash that each prevents):
+
+1. the data files are synced                             (``writer``)
+2. the step folder and the root are synced
+3. ``manifest.json.tmp`` is written and synced
+4. it is renamed to ``manifest.json``                    the commit
+5. the step folder is synced                             now "saved" may be said
+6. on the first commit, ``midstride.json`` the same way
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+
+from midstride.errors import MidstrideError, NotFound, StorageError
+from midstride.format import layout
+from midstride.format.manifest import FORMAT, Manifest, encode_manifest
+from midstride.info import CheckpointInfo
+from midstride.storage.base import Lock, Storage
+
+_log = logging.getLogger("midstride")
+
+
+def publish_manifest(storage: Storage, lock: Lock, folder: str, manifest: Manifest, tree_json: str) -> None:
+    """Make the checkpoint in ``folder`` exist. Every data file is synced already."""
+    # Without these two the manifest could survive a crash that the files' names, or the folder's, do not.
+    storage.sync_folder(folder)
+    storage.sync_folder("")
+    # Another run may have taken the folder over while the bytes were written: then nothing is published.
+    lock.check()
+    _write_whole(storage, f"{folder}/{layout.MANIFEST_DRAFT}", encode_manifest(manifest, tree_json))
+    storage.rename(f"{folder}/{layout.MANIFEST_DRAFT}", f"{folder}/{layout.MANIFEST}")
+    # Without this "saved" could be said, older checkpoints deleted, and the new name lost with the power.
+    storage.sync_folder(folder)
+
+
+def mark_run(storage: Storage, run: str) -> None:
+    """Write ``midstride.json``, after the first manifest and before anybody is told.
+
+    From then on an empty-looking folder is a loss, not a fresh start.
+    """
+    document = json.dumps({"format": FORMAT, "run": run}).encode() + b"\n"
+    _remove_if_there(storage, layout.MARKER_DRAFT)
+    _write_whole(storage, layout.MARKER_DRAFT, document)
+    storage.rename(layout.MARKER_DRAFT, layout.MARKER)
+    storage.sync_folder("")
+
+
+def _write_whole(storage: Storage, name: str, data: bytes) -> None:
+    file = storage.create_file(name, len(data))
+    try:
+        file.write(0, memoryview(data))
+        # Before the rename: a name that survives must not stand for bytes that do not.
+        file.sync()
+    finally:
+        file.close()
+
+
+def retire(storage: Storage, info: CheckpointInfo) -> None:
+    """Delete a checkpoint: first what makes it one, then its bytes."""
+    storage.remove_file(f"{info.name}/{layout.MANIFEST}")
+    # Without this a crash could bring back a manifest whose files are gone.
+    storage.sync_folder(info.name)
+    remove_step_folder(storage, info.name)
+
+
+def remove_step_folder(storage: Storage, folder: str) -> None:
+    """Remove a step folder that is no checkpoint, and in it only what this library makes.
+
+    Anything else in it is somebody's: then it and the folder stay.
+    """
+    entries = storage.list_folder(folder)
+    if any(entry.name == layout.MANIFEST for entry in entries):
+        raise StorageError(f"{storage.description}/{folder} has a manifest: it is a checkpoint, and was not removed")
+    ours = [e for e in entries if e.name == layout.MANIFEST_DRAFT or layout.is_data_file(e.name)]
+    for entry in ours:
+        if entry.kind == "file":
+            storage.remove_file(f"{folder}/{entry.name}")
+    if len(ours) == len(entries):
+        storage.remove_folder(folder)
+    else:
+        _log.warning("%s/%s holds files that Midstride did not make: left alone", storage.description, folder)
+
+
+def sweep(storage: Storage, folders: Sequence[str]) -> None:
+    """Remove debris. What cannot be removed is logged and left: it does no harm but take space."""
+    for folder in folders:
+        try:
+            remove_step_folder(storage, folder)
+        except NotFound:
+            continue
+        except MidstrideError as error:
+            _log.warning("debris %s/%s could not be removed: %s", storage.description, folder, error)
+
+
+def _remove_if_there(storage: Storage, name: str) -> None:
+    try:
+        storage.remove_file(name)
+    except NotFound:
+        pass

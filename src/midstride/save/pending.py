@@ -1,0 +1,82 @@
+"""The handle of one save."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+from midstride.errors import SaveError
+from midstride.info import CheckpointInfo, Progress
+from midstride.limits import STORAGE_SECONDS
+from midstride.waiting import wait_for
+
+
+class PendingSave:
+    """A save that was begun. It holds nothing of the state, and may be kept or dropped at will."""
+
+    def __init__(self, step: int, total_bytes: int) -> None:
+        self.step = step
+        self._total_bytes = total_bytes
+        self._staged_bytes = 0
+        self._written_bytes = 0
+        self._info: CheckpointInfo | None = None
+        self._error: BaseException | None = None
+        self._changed = threading.Condition()
+        self._process = os.getpid()
+        self._reported = False
+
+    def done(self) -> bool:
+        """True once the save has ended, well or badly."""
+        return self._info is not None or self._error is not None
+
+    def staged(self) -> bool:
+        """True once everything is copied: the caller's memory is no longer needed."""
+        return self._staged_bytes >= self._total_bytes
+
+    def progress(self) -> Progress:
+        """How far it is."""
+        if self._error is not None:
+            phase = "failed"
+        elif self._info is not None:
+            phase = "committed"
+        else:
+            phase = "writing" if self.staged() else "staging"
+        return Progress(phase, self._staged_bytes, self._written_bytes, self._total_bytes)
+
+    def result(self, timeout: float | None = None) -> CheckpointInfo:
+        """Wait for the end; return the committed checkpoint.
+
+        ``timeout`` is in seconds. Raises what made the save fail, or ``Deadline`` (a
+        ``TimeoutError``) if it has not ended in time or the storage makes no progress.
+        """
+        if os.getpid() != self._process and not self.done():
+            raise SaveError("this is a forked child: the save goes on in the parent, and cannot be awaited here")
+        if not self.done():
+            with self._changed:
+                wait_for(
+                    self._changed,
+                    self.done,
+                    what=f"the save of step {self.step} to become durable",
+                    progress=self.progress,
+                    stall_seconds=STORAGE_SECONDS,
+                    timeout=timeout,
+                )
+        if self._error is not None:
+            self._reported = True
+            raise self._error
+        assert self._info is not None
+        return self._info
+
+    # The saver's side.
+
+    def _advance(self, *, staged: int = 0, written: int = 0) -> None:
+        with self._changed:
+            self._staged_bytes += staged
+            self._written_bytes += written
+            self._changed.notify_all()
+
+    def _end(self, info: CheckpointInfo | None, error: BaseException | None) -> None:
+        with self._changed:
+            if not self.done():
+                self._info, self._error = info, error
+            self._changed.notify_all()

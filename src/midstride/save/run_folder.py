@@ -1,0 +1,132 @@
+"""A run's folder in the hands of its writer: the lock, the run's id, the lineage, the debris."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from datetime import UTC, datetime
+
+from midstride.errors import ForeignRun, MidstrideError, NewerFormat
+from midstride.format import layout
+from midstride.format.manifest import Manifest
+from midstride.info import CheckpointInfo
+from midstride.restore.catalog import Catalog, Known, info_of, read_manifest, scan
+from midstride.retention import Retention, to_retire
+from midstride.save import commit
+from midstride.save.messages import RunView
+from midstride.storage.base import Storage
+
+_log = logging.getLogger("midstride")
+
+
+class RunFolder:
+    """The one that may write in the folder. Everything here happens under the lock."""
+
+    def __init__(self, storage: Storage, owner: str, *, restored: CheckpointInfo | None, adopt: bool) -> None:
+        """Take the lock and look around.
+
+        Raises ``Busy`` where another run holds the folder, ``ForeignRun`` where it has checkpoints
+        that the caller neither restored nor said to continue, ``NewerFormat`` where a newer
+        Midstride wrote here.
+        """
+        storage.make_root()
+        self._storage = storage
+        self._lock = storage.lock(layout.LOCK, owner)
+        try:
+            self._known: Known = {}
+            catalog = scan(storage, self._known)
+            self._admit(catalog, adopt)
+            self._restored = restored.seq if restored is not None else None
+            self._settle(catalog)
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def _admit(self, catalog: Catalog, adopt: bool) -> None:
+        for entry in catalog.unusable:
+            if isinstance(entry.problem, NewerFormat):
+                raise entry.problem
+        if catalog.ever_committed and not adopt:
+            what = f"{len(catalog.checkpoints)} checkpoints" if catalog.checkpoints else "traces of a run"
+            raise ForeignRun(
+                f"{self._storage.description} holds {what} that this run neither made nor restored. Nothing was "
+                "written. Call restore() first to go on from them, pass existing='continue' to write beside "
+                "them, or choose another folder"
+            )
+
+    def _settle(self, catalog: Catalog) -> None:
+        # What the last holder published may not have reached the disk when it died; what readers
+        # were shown since then must not vanish.
+        self._storage.sync_folder("")
+        if catalog.latest is not None:
+            self._storage.sync_folder(catalog.latest.name)
+        commit.sweep(self._storage, [name for name in catalog.debris if name not in catalog.links])
+        self._marked = catalog.marked
+        latest = catalog.latest.seq if catalog.latest is not None else None
+        self._head = self._restored if self._restored is not None else latest
+        self._run = catalog.run or uuid.uuid4().hex
+        self._checkpoints = catalog.checkpoints
+
+    @property
+    def view(self) -> RunView:
+        return RunView(self._run, self._head, tuple(self._checkpoints))
+
+    def go_on_from(self, restored: CheckpointInfo | None) -> None:
+        """The run was restored while it was open: what is saved next grows from there."""
+        if restored is not None:
+            self._restored = self._head = restored.seq
+
+    def manifest(self, info: CheckpointInfo) -> Manifest:
+        """The manifest of one of this folder's checkpoints."""
+        return read_manifest(self._storage, info.name)
+
+    def publish(self, folder: str, draft: Manifest, tree_json: str) -> CheckpointInfo:
+        """Give the checkpoint in ``folder`` its place in the order and commit it."""
+        catalog = scan(self._storage, self._known)
+        manifest = Manifest(
+            run=self._run,
+            seq=catalog.next_seq(self._restored),
+            parent=self._head,
+            step=draft.step,
+            attempt=draft.attempt,
+            created=datetime.now(UTC).isoformat(timespec="microseconds"),
+            versions=draft.versions,
+            world=draft.world,
+            metrics=draft.metrics,
+            tree=None,
+            arrays=draft.arrays,
+            files=draft.files,
+        )
+        commit.publish_manifest(self._storage, self._lock, folder, manifest, tree_json)
+        if not self._marked:
+            commit.mark_run(self._storage, self._run)
+            self._marked = True
+        info = info_of(manifest, folder)
+        self._known[folder] = info
+        self._checkpoints = [*catalog.checkpoints, info]
+        self._head = info.seq
+        return info
+
+    def retire(self, policy: Retention | None, replaced: CheckpointInfo | None) -> None:
+        """Delete what is not to be kept. A failure is logged: it costs space, not the new checkpoint."""
+        doomed = to_retire(policy, self._checkpoints) if policy is not None else []
+        if replaced is not None and replaced not in doomed:
+            doomed = [replaced, *doomed]
+        for info in doomed:
+            try:
+                self._retire_one(info)
+            except MidstrideError as error:
+                _log.warning("checkpoint %s could not be retired: %s", info.name, error)
+
+    def _retire_one(self, info: CheckpointInfo) -> None:
+        entry = next((e for e in self._storage.list_folder("") if e.name == info.name), None)
+        if entry is not None and entry.kind == "other":
+            _log.warning("%s is a link: not retired; remove it yourself", info.name)
+        elif entry is not None:
+            commit.retire(self._storage, info)
+        self._known.pop(info.name, None)
+        self._checkpoints = [kept for kept in self._checkpoints if kept.seq != info.seq]
+
+    def close(self) -> None:
+        """Give the lock back."""
+        self._lock.release()

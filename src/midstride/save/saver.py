@@ -1,0 +1,304 @@
+"""The trainer's side of the way out: one save in flight, staged here and handed to the writer."""
+
+from __future__ import annotations
+
+import platform
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from midstride.errors import Deadline, SaveError, StagingError, WriterDied
+from midstride.info import CheckpointInfo
+from midstride.limits import STORAGE_SECONDS, WRITER_SECONDS
+from midstride.retention import Retention
+from midstride.save.arena import Arena, budget_bytes, chunk_bytes
+from midstride.save.capture import Captured
+from midstride.save.engine import ThreadEngine
+from midstride.save.messages import (
+    Abort,
+    Committed,
+    Emptied,
+    Failed,
+    Job,
+    Opened,
+    OpenRun,
+    Refused,
+    Reply,
+    RunView,
+    Seal,
+    Staged,
+    Stopped,
+)
+from midstride.save.pending import PendingSave
+from midstride.save.plan import Plan, Planner
+from midstride.save.stage import Stager
+from midstride.storage.base import Storage
+from midstride.telemetry import Recorder
+from midstride.waiting import wait_for
+
+
+class Outcome(Protocol):
+    """Called on the writer's thread when a save has ended, before its handle says so."""
+
+    def __call__(self, pending: PendingSave, reply: Committed | Failed, seconds: float) -> None: ...
+
+
+@dataclass(slots=True)
+class _InFlight:
+    number: int
+    pending: PendingSave
+    began: float
+
+
+class Saver:
+    """Stages snapshots and follows the writer. Used by one thread at a time; replies come on another."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        owner: str,
+        *,
+        staging_bytes: int | None,
+        retention: Retention | None,
+        recorder: Recorder,
+        on_end: Outcome,
+    ) -> None:
+        self._engine = ThreadEngine(storage, owner, self._on_reply)
+        self._budget = budget_bytes(staging_bytes)
+        self._retention = retention
+        self._recorder = recorder
+        self._on_end = on_end
+        self._planner = Planner()
+        self._arena: Arena | None = None
+        self._stager: Stager | None = None
+        self._changed = threading.Condition()
+        self._in_flight: _InFlight | None = None
+        self._free_places: deque[int] = deque()
+        self._opening: RunView | BaseException | None = None
+        self._jobs = 0
+        self.view: RunView | None = None
+        """The run as the writer last saw it; None until it was opened, and after a writer died."""
+        self.what: str = storage.description
+
+    # Opening.
+
+    def open_run(self, restored: CheckpointInfo | None, *, adopt: bool) -> RunView:
+        """Start the writer and take the folder. Raises what ``RunFolder`` raises."""
+        self._engine.start()
+        with self._changed:
+            self._opening = None
+            self._engine.send(OpenRun(restored, adopt))
+            wait_for(
+                self._changed,
+                lambda: self._opening is not None,
+                what=f"the writer to open {self.what}",
+                progress=lambda: None,
+                stall_seconds=STORAGE_SECONDS,
+            )
+            answer = self._opening
+        if isinstance(answer, BaseException):
+            self._engine.stop(WRITER_SECONDS)
+            raise answer
+        assert answer is not None
+        self.view = answer
+        return answer
+
+    # Saving.
+
+    @property
+    def pending(self) -> PendingSave | None:
+        """The save in flight."""
+        flight = self._in_flight
+        return flight.pending if flight is not None else None
+
+    def on_writer_thread(self) -> bool:
+        return self._engine.on_writer_thread()
+
+    def prepare(self, captured: Captured) -> None:
+        """Plan, and make staging memory present in the background, before the first save needs it."""
+        self._arena_for(self._plan(captured)).prefault()
+
+    def begin(
+        self,
+        captured: Captured,
+        step: int,
+        metrics: Mapping[str, Any],
+        *,
+        began: float,
+        compare_with: CheckpointInfo | None = None,
+        replaces: CheckpointInfo | None = None,
+    ) -> PendingSave:
+        """Stage a snapshot and hand it to the writer. Nothing is in flight when this is called.
+
+        Returns when the caller's memory is no longer needed.
+        """
+        plan = self._plan(captured)
+        arena = self._arena_for(plan)
+        self._jobs += 1
+        pending = PendingSave(step, plan.total_bytes)
+        job = Job(
+            number=self._jobs,
+            step=step,
+            files=plan.files,
+            chunks=plan.chunks,
+            arrays=tuple((leaf.dtype, leaf.shape, leaf.adapter.lib) for leaf in captured.leaves),
+            tree_json=captured.tree_json,
+            metrics=metrics,
+            versions=library_versions(),
+            memory=arena.bytes,
+            retention=self._retention,
+            compare_with=compare_with,
+            replaces=replaces,
+        )
+        with self._changed:
+            self._in_flight = _InFlight(job.number, pending, began)
+        self._engine.send(job)
+        try:
+            self._stage(plan, captured, job.number, pending)
+        except BaseException as error:
+            self._engine.send(Abort(job.number))
+            if isinstance(error, Exception) and not isinstance(error, SaveError | Deadline):
+                raise StagingError(
+                    f"step {step} could not be staged: {error}. Nothing was published; earlier checkpoints are untouched"
+                ) from error
+            raise
+        self._engine.send(Seal(job.number))
+        return pending
+
+    def _plan(self, captured: Captured) -> Plan:
+        return self._planner.plan(captured.leaves, chunk_bytes(self._budget))
+
+    def _arena_for(self, plan: Plan) -> Arena:
+        piece = chunk_bytes(self._budget)
+        wanted = min(plan.arena_bytes, max(piece, self._budget // piece * piece))
+        if self._arena is None or self._arena.nbytes < wanted:
+            if self._arena is not None:
+                self._stager = None
+                self._arena.close()
+            self._arena = Arena(wanted)
+            self._stager = Stager(self._arena)
+            self._recorder.set(staging_bytes=self._arena.nbytes)
+        return self._arena
+
+    def _stage(self, plan: Plan, captured: Captured, job: int, pending: PendingSave) -> None:
+        assert self._arena is not None and self._stager is not None
+
+        def deliver(chunk: int, place: int) -> None:
+            pending._advance(staged=plan.chunks[chunk].nbytes)
+            self._engine.send(Staged(job, chunk, place))
+
+        if plan.arena_bytes <= self._arena.nbytes:
+            self._stager.stage_whole(plan, captured.leaves, deliver)
+        else:
+            piece = chunk_bytes(self._budget)
+            with self._changed:
+                self._free_places = deque(range(0, self._arena.nbytes - piece + 1, piece))
+            self._stager.stage_through(plan, captured.leaves, self._take_place, deliver)
+
+    def _take_place(self) -> int:
+        began = time.perf_counter()
+        with self._changed:
+            wait_for(
+                self._changed,
+                lambda: bool(self._free_places) or self._in_flight is None,
+                what="the writer to empty staging memory",
+                progress=lambda: len(self._free_places),
+                stall_seconds=STORAGE_SECONDS,
+            )
+            self._recorder.add(staging_wait_seconds=time.perf_counter() - began)
+            if self._in_flight is None:
+                raise WriterDied("the writer ended while the state was staged. The next save gets a new one")
+            return self._free_places.popleft()
+
+    def wait_idle(self, timeout: float | None, stall_seconds: float = STORAGE_SECONDS) -> None:
+        """Wait until nothing is in flight, well or badly ended."""
+        with self._changed:
+            if (flight := self._in_flight) is None:
+                return
+            wait_for(
+                self._changed,
+                lambda: self._in_flight is not flight,
+                what=f"the save of step {flight.pending.step} to become durable",
+                progress=flight.pending.progress,
+                stall_seconds=stall_seconds,
+                timeout=timeout,
+            )
+
+    def close(self, timeout: float) -> bool:
+        """End the writer and give the memory back; return whether it ended."""
+        ended = self._engine.stop(timeout)
+        if ended and self._arena is not None:
+            self._stager = None
+            self._arena.close()
+            self._arena = None
+            self._recorder.set(staging_bytes=0)
+        return ended
+
+    # Replies, on the writer's thread.
+
+    def _on_reply(self, reply: Reply) -> None:
+        match reply:
+            case Opened(view):
+                self._answer(view)
+            case Refused(error):
+                self._answer(error)
+            case Emptied():
+                self._emptied(reply)
+            case Committed() | Failed():
+                self._ended(reply)
+            case Stopped(error):
+                self._stopped(error)
+
+    def _answer(self, answer: RunView | BaseException) -> None:
+        with self._changed:
+            self._opening = answer
+            self._changed.notify_all()
+
+    def _emptied(self, reply: Emptied) -> None:
+        with self._changed:
+            if self._in_flight is not None and self._in_flight.number == reply.job:
+                self._free_places.append(reply.place)
+                self._in_flight.pending._advance(written=reply.nbytes)
+                self._changed.notify_all()
+
+    def _ended(self, reply: Committed | Failed) -> None:
+        flight = self._in_flight
+        if flight is None or flight.number != reply.job:
+            return
+        seconds = time.perf_counter() - flight.began
+        if isinstance(reply, Committed):
+            self.view = reply.view
+        self._on_end(flight.pending, reply, seconds)
+        with self._changed:
+            # In this order: who sees the handle done must find the next save free to begin.
+            self._in_flight = None
+            if isinstance(reply, Committed):
+                flight.pending._end(reply.info, None)
+            else:
+                flight.pending._end(None, reply.error)
+            self._changed.notify_all()
+
+    def _stopped(self, error: BaseException | None) -> None:
+        # The lock went with the writer, so the folder must be opened again before the next save.
+        self.view = None
+        flight = self._in_flight
+        if flight is not None:
+            self._ended(Failed(flight.number, error or WriterDied("the writer was stopped in the middle of a save")))
+        if error is not None:
+            self._answer(error)
+
+
+def library_versions() -> dict[str, str]:
+    """Versions of what had a part in the state, for people who look into a checkpoint later."""
+    versions = {"python": platform.python_version(), "numpy": np.__version__}
+    for name in ("midstride", "torch"):
+        version = getattr(sys.modules.get(name), "__version__", None)
+        if version is not None:
+            versions[name] = str(version)
+    return versions

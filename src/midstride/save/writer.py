@@ -1,0 +1,303 @@
+"""The writer's loop: take staged chunks, digest them, write them, sync, commit. Imports no framework.
+
+It runs on a thread or in a process of its own: it takes requests from ``receive`` and answers
+through ``send``, and shares nothing else with the trainer but the arena's memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import queue
+import secrets
+import threading
+from collections.abc import Callable
+
+import xxhash
+
+from midstride.errors import CommitError, MidstrideError, StagingError, StepExists, StorageError, WriteError
+from midstride.format import layout
+from midstride.format.manifest import ArrayRecord, FileRecord, Manifest, Slice
+from midstride.info import CheckpointInfo
+from midstride.limits import OPEN_FILES_AHEAD
+from midstride.save import commit
+from midstride.save.digest import Digester
+from midstride.save.messages import (
+    Abort,
+    Committed,
+    Emptied,
+    Failed,
+    Job,
+    Opened,
+    OpenRun,
+    Refused,
+    Reply,
+    Request,
+    Seal,
+    Staged,
+    Stop,
+)
+from midstride.save.run_folder import RunFolder
+from midstride.storage.base import Storage, WritableFile
+
+_log = logging.getLogger("midstride")
+
+
+class Writer:
+    """One run's writer."""
+
+    def __init__(
+        self, storage: Storage, owner: str, receive: Callable[[], Request], send: Callable[[Reply], None]
+    ) -> None:
+        self._storage = storage
+        self._owner = owner
+        self._receive = receive
+        self._send = send
+        self._run: RunFolder | None = None
+        self._attempt: _Attempt | None = None
+        self._disk = _DiskThread()
+
+    def run(self) -> None:
+        """Serve requests until ``Stop``."""
+        try:
+            while not isinstance(request := self._receive(), Stop):
+                self._serve(request)
+        finally:
+            if self._attempt is not None:
+                self._attempt.give_up()
+            self._disk.stop()
+            if self._run is not None:
+                self._run.close()
+
+    def _serve(self, request: Request) -> None:
+        match request:
+            case OpenRun():
+                self._open(request)
+            case Job():
+                self._attempt = _Attempt(request, self._storage, self._disk)
+            case Staged() if self._attempt is not None:
+                self._attempt.take(request)
+                nbytes = self._attempt.job.chunks[request.chunk].nbytes
+                self._send(Emptied(request.job, request.place, nbytes))
+            case Abort() if self._attempt is not None:
+                self._attempt.give_up()
+                self._attempt = None
+                self._send(Failed(request.job, StagingError("the save was given up while it was staged")))
+            case Seal() if self._attempt is not None:
+                attempt, self._attempt = self._attempt, None
+                self._send(self._finish(attempt))
+
+    def _open(self, request: OpenRun) -> None:
+        if self._run is not None:
+            self._run.go_on_from(request.restored)
+            self._send(Opened(self._run.view))
+            return
+        try:
+            self._run = RunFolder(self._storage, self._owner, restored=request.restored, adopt=request.adopt)
+        except Exception as error:
+            self._send(Refused(error))
+            return
+        self._send(Opened(self._run.view))
+
+    def _finish(self, attempt: _Attempt) -> Reply:
+        job, run = attempt.job, self._run
+        assert run is not None  # the trainer opens the run before it sends a job
+        try:
+            if job.compare_with is not None:
+                return self._compare(attempt, job.compare_with, run)
+            draft = attempt.write_out()
+            info = _publish(run, attempt, draft)
+        except Exception as error:
+            attempt.give_up()
+            return Failed(job.number, _as_save_error(error, job))
+        run.retire(job.retention, job.replaces)
+        return Committed(job.number, info, run.view, fresh=True)
+
+    def _compare(self, attempt: _Attempt, info: CheckpointInfo, run: RunFolder) -> Reply:
+        attempt.raise_failure()
+        saved = run.manifest(info)
+        now = [(dtype, shape, lib, digest) for (dtype, shape, lib), digest in attempt.array_digests()]
+        then = [(a.dtype, a.shape, a.lib, a.slices[0].digest if len(a.slices) == 1 else None) for a in saved.arrays]
+        same_tree = attempt.job.tree_json == json.dumps(saved.tree, separators=(",", ":"), allow_nan=False)
+        if same_tree and now == then:
+            return Committed(attempt.job.number, info, run.view, fresh=False)
+        error = StepExists(
+            f"step {info.step} is saved already in {info.name}, with other content. Nothing was written; "
+            "pass overwrite=True to replace it"
+        )
+        return Failed(attempt.job.number, error)
+
+
+def _publish(run: RunFolder, attempt: _Attempt, draft: Manifest) -> CheckpointInfo:
+    try:
+        return run.publish(attempt.folder, draft, attempt.job.tree_json)
+    except MidstrideError as error:
+        attempt.unpublish()
+        raise CommitError(
+            f"step {draft.step} was written but could not be published: {error}. Earlier checkpoints are untouched"
+        ) from error
+
+
+def _as_save_error(error: Exception, job: Job) -> Exception:
+    if isinstance(error, StorageError):
+        return WriteError(f"step {job.step} could not be saved: {error}. Earlier checkpoints are untouched")
+    return error
+
+
+class _Attempt:
+    """One try to write one checkpoint, in a folder of its own.
+
+    A failure is kept until the seal: the trainer may be staging, and its chunks must still be taken.
+    """
+
+    def __init__(self, job: Job, storage: Storage, disk: _DiskThread) -> None:
+        self.job = job
+        self._storage = storage
+        self._disk = disk
+        self._digester = Digester(job.files)
+        self._failure: Exception | None = None
+        self._files: dict[int, WritableFile] = {}
+        self._made = 0
+        self._attempt = secrets.token_hex(4)
+        self.folder = layout.step_folder(job.step, self._attempt)
+        self._has_folder = False
+        if job.compare_with is None:
+            self._guard(self._begin)
+
+    def _begin(self) -> None:
+        self._storage.make_folder(self.folder)
+        self._has_folder = True
+        self._make_files(OPEN_FILES_AHEAD)
+
+    def _make_files(self, count: int) -> None:
+        # Ahead of the first write, so that a full disk is found before time is spent; not all of
+        # very many, since each is a descriptor.
+        for number in range(self._made, min(count, len(self.job.files))):
+            file = self.job.files[number]
+            self._files[number] = self._storage.create_file(f"{self.folder}/{file.name}", file.size)
+            self._made = number + 1
+
+    def take(self, staged: Staged) -> None:
+        """Digest and write one chunk; both are done when this returns."""
+        self._guard(lambda: self._take(staged))
+
+    def _take(self, staged: Staged) -> None:
+        chunk = self.job.chunks[staged.chunk]
+        data = self.job.memory[staged.place : staged.place + chunk.nbytes]
+        if self.job.compare_with is not None:
+            self._digester.update(chunk, data)
+            return
+        self._make_files(chunk.file + 1)
+        file = self._files[chunk.file]
+        # The digest is computed while the disk works.
+        written = self._disk.run(lambda: file.write(chunk.offset, memoryview(data)))
+        try:
+            self._digester.update(chunk, data)
+        finally:
+            written()
+        if chunk.offset + chunk.nbytes == self.job.files[chunk.file].size:
+            self._finish_files(before=chunk.file - OPEN_FILES_AHEAD)
+
+    def _finish_files(self, before: int) -> None:
+        for number in [n for n in self._files if n < before]:
+            self._files[number].sync()
+            self._files.pop(number).close()
+
+    def write_out(self) -> Manifest:
+        """Sync what was written and describe it. Raises what failed on the way."""
+        self.raise_failure()
+        self._make_files(len(self.job.files))
+        self._finish_files(before=len(self.job.files))
+        return Manifest(
+            run="", seq=0, parent=None, step=self.job.step, attempt=self._attempt, created="",
+            versions=self.job.versions, world=1, metrics=self.job.metrics, tree=None,
+            arrays=self._arrays(), files=tuple(
+                FileRecord(f.name, f.size, len(f.head), xxhash.xxh3_128_hexdigest(f.head)) for f in self.job.files
+            ),
+        )  # fmt: skip
+
+    def _arrays(self) -> tuple[ArrayRecord, ...]:
+        records: dict[int, ArrayRecord] = {}
+        for number, file in enumerate(self.job.files):
+            for position, slot in enumerate(file.slots):
+                dtype, shape, lib = self.job.arrays[slot.leaf]
+                digest, blocks = self._digester.of_slot(number, position)
+                whole = Slice(number, slot.key, (0,) * len(shape), shape, slot.begin, slot.end, digest, blocks)
+                records[slot.leaf] = ArrayRecord(dtype, shape, lib, (whole,))
+        return tuple(records[leaf] for leaf in range(len(self.job.arrays)))
+
+    def array_digests(self) -> list[tuple[tuple[str, tuple[int, ...], str], str]]:
+        """Each array's description and digest, in order."""
+        return [((a.dtype, a.shape, a.lib), a.slices[0].digest) for a in self._arrays()]
+
+    def raise_failure(self) -> None:
+        """Raise what went wrong since the attempt began."""
+        if self._failure is not None:
+            raise self._failure
+
+    def unpublish(self) -> None:
+        """After a failed publication: take back a manifest that may have got its name."""
+        with contextlib.suppress(MidstrideError):
+            self._storage.remove_file(f"{self.folder}/{layout.MANIFEST}")
+            self._storage.sync_folder(self.folder)
+
+    def give_up(self) -> None:
+        """Close what is open and take the attempt's files away. What cannot be removed is swept later."""
+        for file in self._files.values():
+            with contextlib.suppress(MidstrideError):
+                file.close()
+        self._files.clear()
+        if self._has_folder:
+            commit.sweep(self._storage, [self.folder])
+            self._has_folder = False
+
+    def _guard(self, action: Callable[[], None]) -> None:
+        if self._failure is None:
+            try:
+                action()
+            except Exception as error:
+                self._failure = error
+
+
+class _DiskThread:
+    """Runs one write at a time beside the caller, in order. A daemon: a stuck disk must not keep the process."""
+
+    def __init__(self) -> None:
+        self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def run(self, task: Callable[[], None]) -> Callable[[], None]:
+        """Start a task; call what is returned to wait for its end and to get its error."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="midstride-disk", daemon=True)
+            self._thread.start()
+        done = threading.Event()
+        errors: list[BaseException] = []
+
+        def execute() -> None:
+            try:
+                task()
+            except BaseException as error:
+                errors.append(error)
+            finally:
+                done.set()
+
+        def wait() -> None:
+            done.wait()
+            if errors:
+                raise errors[0]
+
+        self._tasks.put(execute)
+        return wait
+
+    def _work(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            task()
+            del task  # it holds a view of the arena, which may be replaced while we wait
+
+    def stop(self) -> None:
+        if self._thread is not None:
+            self._tasks.put(None)
+            self._thread.join()
+            self._thread = None

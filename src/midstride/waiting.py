@@ -1,0 +1,40 @@
+"""Waiting with a deadline that counts only while nothing progresses."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from midstride.errors import Deadline
+
+
+def wait_for(
+    changed: threading.Condition,
+    ready: Callable[[], bool],
+    *,
+    what: str,
+    progress: Callable[[], object],
+    stall_seconds: float,
+    timeout: float | None = None,
+) -> None:
+    """Wait, holding ``changed``, until ``ready()``.
+
+    Raises ``Deadline`` when ``timeout`` seconds have passed, or when ``progress()`` has given the
+    same answer for ``stall_seconds``.
+    """
+    start = last_change = time.monotonic()
+    last = progress()
+    while not ready():
+        now = time.monotonic()
+        if progress() != last:
+            last, last_change = progress(), now
+        if timeout is not None and now - start >= timeout:
+            raise Deadline(f"waited {timeout:g} s for {what}; it goes on")
+        if now - last_change >= stall_seconds:
+            raise Deadline(
+                f"waited for {what}, which has made no progress for {stall_seconds:g} s. Earlier checkpoints are "
+                "untouched; look at the disk or the mount"
+            )
+        left = min(stall_seconds - (now - last_change), 1.0 if timeout is None else start + timeout - now, 1.0)
+        changed.wait(max(left, 0.001))
