@@ -30,10 +30,12 @@ class NumpyAdapter:
         name = value.dtype.name
         if name not in DTYPES:
             raise UnsupportedState(f"{pointer(path) or '/'}: arrays of dtype {value.dtype} cannot be saved. Nothing was written")
-        memory = None
-        if value.size:
-            memory = ("numpy", value.__array_interface__["data"][0], value.dtype.str, name, value.shape, value.strides)
-        return ArrayLeaf(path, name, value.shape, value.size * value.itemsize, value, memory, self)
+        address = value.ctypes.data if value.size else None
+        return ArrayLeaf(path, name, value.shape, value.size * value.itemsize, value, address, self)
+
+    def memory_key(self, value: np.ndarray) -> tuple[Any, ...]:
+        interface = value.__array_interface__
+        return (interface["data"][0], value.dtype.str, value.dtype.name, value.shape, value.strides)
 
     def object_state(self, value: Any) -> None:
         return None

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import gc
 import importlib
 import pathlib
 from collections import Counter, OrderedDict, defaultdict, deque
@@ -85,8 +86,8 @@ class ArrayLeaf:
     nbytes: int
     """Bytes of its elements, packed; a view counts its own elements only."""
     source: Any
-    memory: tuple[Any, ...] | None
-    """Equal for two leaves that are the same elements of the same memory; None: never shared."""
+    address: int | None
+    """Of the first element; None for an array without elements."""
     adapter: ArrayAdapter
 
 
@@ -112,6 +113,10 @@ class ArrayAdapter(Protocol):
 
     def leaf(self, value: Any, path: Path) -> ArrayLeaf | None:
         """Describe an array; None for what is not one. ``UnsupportedState`` for arrays that cannot be saved."""
+        ...
+
+    def memory_key(self, value: Any) -> tuple[Any, ...]:
+        """Equal for two arrays that are the same elements of the same memory."""
         ...
 
     def object_state(self, value: Any) -> tuple[Any, dict[str, Any]] | None:
@@ -223,7 +228,15 @@ def type_name(value: Any) -> str:
 
 def walk(state: Any) -> Walked:
     """Take a state apart. ``UnsupportedState`` names the path of the first value that cannot be saved."""
-    return _Walk().run(state)
+    collecting = gc.isenabled()
+    # Ten thousand arrays make fifty thousand small objects that all live until the save is staged:
+    # looking for garbage among them, and through the caller's whole heap, would cost more than the walk.
+    gc.disable()
+    try:
+        return _Walk().run(state)
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def adapter_for(cls: type) -> ArrayAdapter | None:
@@ -255,7 +268,7 @@ _PLAIN_SET = frozenset(_PLAIN)
 @dataclass(slots=True)
 class _Walk:
     leaves: list[ArrayLeaf] = field(default_factory=list)
-    by_memory: dict[tuple[Any, ...], int] = field(default_factory=dict)
+    by_address: dict[int, list[int]] = field(default_factory=dict)
     open_ids: set[int] = field(default_factory=set)
     objects: list[LiveObject] = field(default_factory=list)
     adapters: dict[type, ArrayAdapter | None] = field(default_factory=dict)
@@ -301,12 +314,21 @@ class _Walk:
             self.open_ids.discard(id(value))
 
     def _reference(self, leaf: ArrayLeaf) -> ArrayRef:
-        if leaf.memory is not None:
-            index = self.by_memory.setdefault(leaf.memory, len(self.leaves))
-            if index < len(self.leaves):
-                return ArrayRef(index)
+        index = len(self.leaves)
+        if leaf.address is not None:
+            neighbours = self.by_address.get(leaf.address)
+            if neighbours is None:
+                self.by_address[leaf.address] = [index]
+            else:
+                # The same first element: the same array, or another view that begins there.
+                key = leaf.adapter.memory_key(leaf.source)
+                for other in neighbours:
+                    known = self.leaves[other]
+                    if known.adapter is leaf.adapter and known.adapter.memory_key(known.source) == key:
+                        return ArrayRef(other)
+                neighbours.append(index)
         self.leaves.append(leaf)
-        return ArrayRef(len(self.leaves) - 1)
+        return ArrayRef(index)
 
     def object(self, value: Any, state: Any, notes: dict[str, Any], path: Path) -> Node:
         self.keep_alive.append(state)
@@ -337,7 +359,8 @@ def _mapping(kind: str, extra: Callable[[Any], dict[str, Any] | None] = lambda _
     def visit(walk: _Walk, value: Any, path: Path) -> Tree:
         items = list(value.items())
         for key, _ in items:
-            _check_key(key, path)
+            if type(key) is not str or not key.isascii():
+                _check_key(key, path)
         return Node(kind, walk.children(items, path), keys=[key for key, _ in items], extra=extra(value))
 
     return visit

@@ -90,7 +90,7 @@ class Matcher:
         self._fill = Fill()
         self._objects: list[LiveObject] = []
         self._whole: dict[tuple[int, bool], Callable[[], Any]] = {}
-        self._by_memory: dict[tuple[Any, ...], tuple[int, Destination]] = {}
+        self._by_memory: dict[tuple[Any, ...], int] = {}
         self._alive: list[Any] = []
 
     def match(self, template: Any, tree: Tree) -> Fill:
@@ -177,8 +177,9 @@ class Matcher:
     def _in_place(
         self, adapter: ArrayAdapter, template: Any, leaf: ArrayLeaf, index: int, path: Path
     ) -> Build:
-        if leaf.memory is not None and leaf.memory in self._by_memory:
-            other, destination = self._by_memory[leaf.memory]
+        memory = adapter.memory_key(template) if leaf.address is not None else None
+        if memory is not None and memory in self._by_memory:
+            other = self._by_memory[memory]
             if other != index and _digests(self._arrays[other]) != _digests(self._arrays[index]):
                 self._report.problems.append(
                     f"{pointer(path)}: shares its memory with another array here (tied), but the checkpoint has "
@@ -186,8 +187,8 @@ class Matcher:
                 )
             return lambda: template
         destination = adapter.fill(template)
-        if leaf.memory is not None:
-            self._by_memory[leaf.memory] = (index, destination)
+        if memory is not None:
+            self._by_memory[memory] = index
             self._alive.append(template)
         return self._destination(index, destination)
 
@@ -260,8 +261,9 @@ class Matcher:
         saved = {_typed(key): child for key, child in zip(tree.keys or [], tree.children, strict=True)}
         free = not template or isinstance(template, (Counter, defaultdict))
         builds: dict[Any, Build] = {}
+        wanted = {_typed(key) for key in template}
         missing = [key for key in template if _typed(key) not in saved]
-        unexpected = [key for key in tree.keys or [] if _typed(key) not in {_typed(k) for k in template}]
+        unexpected = [key for key in tree.keys or [] if _typed(key) not in wanted]
         if not free:
             self._report_keys(path, missing, unexpected, template)
         order = tree.keys or [] if free else template

@@ -56,6 +56,8 @@ class Plan:
     """Where everything goes."""
 
     signature: tuple[Any, ...]
+    arrays: tuple[tuple[str, tuple[int, ...], str], ...]
+    """dtype, shape and library of each array."""
     files: tuple[FilePlan, ...]
     chunks: tuple[Chunk, ...]
     total_bytes: int
@@ -79,7 +81,8 @@ class Planner:
             files = tuple(_plan_files(leaves))
             chunks, arena_bytes = _cut(files, chunk_bytes)
             total = sum(file.size for file in files)
-            self._last = Plan((signature, types), files, chunks, total, arena_bytes)
+            arrays = tuple((leaf.dtype, leaf.shape, leaf.adapter.lib) for leaf in leaves)
+            self._last = Plan((signature, types), arrays, files, chunks, total, arena_bytes)
         return self._last
 
 

@@ -147,7 +147,7 @@ class Saver:
             step=step,
             files=plan.files,
             chunks=plan.chunks,
-            arrays=tuple((leaf.dtype, leaf.shape, leaf.adapter.lib) for leaf in captured.leaves),
+            arrays=plan.arrays,
             tree_json=captured.tree_json,
             metrics=metrics,
             versions=library_versions(),

@@ -21,6 +21,7 @@ _DTYPES: dict[str, torch.dtype] = {name: dtype for dtype, name in _NAMES.items()
 for _name in ("int1", "int2", "int4", "uint1", "uint2", "uint4"):
     _NAMES.pop(_DTYPES.pop(_name), None)
 
+_PACKED = "float4_e2m1fn_x2"
 _PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
@@ -33,17 +34,16 @@ class TorchAdapter:
         if not isinstance(value, torch.Tensor):
             return None
         name = _NAMES.get(value.dtype)
-        if name is None or type(value) not in _PLAIN_TENSORS or value.layout != torch.strided or value.is_meta:
+        plain = type(value) in _PLAIN_TENSORS and value.layout == torch.strided
+        if name is None or not plain or value.is_meta or value.is_nested:
             raise UnsupportedState(f"{pointer(path) or '/'}: {_why_refused(value)}. Nothing was written")
-        if value.is_nested:
-            raise UnsupportedState(f"{pointer(path) or '/'}: nested tensors cannot be saved. Nothing was written")
-        shape = tuple(value.shape)
         count = value.numel()
-        memory = None
-        if count:
-            flags = (value.is_conj(), value.is_neg())
-            memory = (value.device, value.data_ptr(), value.dtype, shape, value.stride(), flags)
-        return ArrayLeaf(path, name, shape, count * value.element_size(), value, memory, self)
+        address = value.data_ptr() if count else None
+        return ArrayLeaf(path, name, tuple(value.shape), count * value.element_size(), value, address, self)
+
+    def memory_key(self, value: torch.Tensor) -> tuple[Any, ...]:
+        flags = (value.is_conj(), value.is_neg())
+        return (value.device, value.data_ptr(), value.dtype, tuple(value.shape), value.stride(), flags)
 
     def object_state(self, value: Any) -> tuple[Any, dict[str, Any]] | None:
         if isinstance(value, torch.nn.Module):
@@ -66,7 +66,7 @@ class TorchAdapter:
         return _over(out, leaf.source.dtype).view(leaf.shape)
 
     def copy(self, leaves: list[ArrayLeaf], views: list[torch.Tensor]) -> None:
-        sources = [_copyable(leaf.source) for leaf in leaves]
+        sources = [leaf.source if leaf.dtype != _PACKED else _copyable(leaf.source) for leaf in leaves]
         with torch.no_grad():
             # One call for all: the loop runs without the interpreter lock.
             torch._foreach_copy_(views, sources)
@@ -82,8 +82,10 @@ class TorchAdapter:
     def new_array(self, dtype: str, shape: tuple[int, ...], like: Any = None) -> Destination:
         if dtype not in _DTYPES:
             raise StateMismatch(f"PyTorch has no dtype {dtype}; restore this array into NumPy")
-        host = torch.empty(array_nbytes(dtype, shape), dtype=torch.uint8)
-        tensor = host.view(_DTYPES[dtype]).view(shape)
+        # NumPy's allocator asks for huge pages, PyTorch's does not: filling fresh memory is then
+        # bound by the disk and not by page faults.
+        buffer = np.empty(array_nbytes(dtype, shape), np.uint8)
+        tensor = torch.from_numpy(buffer).view(_DTYPES[dtype]).view(shape)
 
         def finish() -> torch.Tensor:
             if like is None:
@@ -93,7 +95,7 @@ class TorchAdapter:
                 return torch.nn.Parameter(placed, requires_grad=like.requires_grad)
             return placed.requires_grad_(like.requires_grad) if like.is_leaf and like.requires_grad else placed
 
-        return Destination(host.numpy(), finish)
+        return Destination(buffer, finish)
 
     def fill(self, value: torch.Tensor) -> Destination:
         plain = value.device.type == "cpu" and value.is_contiguous() and not value.is_conj() and not value.is_neg()
@@ -131,6 +133,8 @@ class TorchAdapter:
 
 
 def _why_refused(value: torch.Tensor) -> str:
+    if value.is_nested:
+        return "nested tensors cannot be saved; save their values and offsets"
     if value.is_meta:
         return "a tensor on the meta device has no data to save"
     if value.is_quantized:
