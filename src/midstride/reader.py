@@ -60,6 +60,21 @@ class RunReader:
             raise loading.nothing_saved(self._storage)
         return restored.state
 
+    def describe(self, step: int | None = None) -> dict[str, Any]:
+        """The facts of the newest checkpoint, or of ``step``, without reading its arrays: JSON-ready.
+
+        ``checkpoint`` has the fields of ``CheckpointInfo`` and the versions of libraries, ``arrays``
+        a row for each place of the state that is an array, ``values`` the tree as docs/format.md has it.
+        """
+        catalog = self.scan()
+        info = latest_of(self._storage, catalog) if step is None else None
+        found = [c for c in catalog.checkpoints if c.step == step] if step is not None else [info] if info else []
+        if not found or found[-1] is None:
+            raise loading.nothing_saved(self._storage) if step is None else loading.not_committed(
+                self._storage, catalog, step
+            )
+        return loading.describe(self._storage, found[-1])
+
     def verify(
         self, step: int | None = None, on_bytes: Callable[[int], None] = lambda _: None
     ) -> dict[str, list[str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from midstride.errors import (
@@ -24,7 +24,8 @@ from midstride.restore.catalog import Catalog, describe_problems, info_of, read_
 from midstride.restore.match import Fill, Matcher, original_types
 from midstride.restore.reader import CheckpointReader, Want
 from midstride.restore.select import Selection, rename_tree
-from midstride.state import Report, Tree
+from midstride.format.values import decode_tree
+from midstride.state import Report, named_leaves, pointer
 from midstride.storage.base import Storage
 
 _log = logging.getLogger("midstride")
@@ -244,3 +245,22 @@ def verify(storage: Storage, info: CheckpointInfo, on_bytes: Callable[[int], Non
         raise Gone(f"{info.name} was retired while it was read") from error
     except (CorruptCheckpoint, PermissionDenied) as error:
         return [str(error)]
+
+
+def describe(storage: Storage, info: CheckpointInfo) -> dict[str, Any]:
+    """A checkpoint's facts, values and arrays from its manifest alone."""
+    manifest = read_manifest(storage, info.name)
+    arrays = []
+    for path, index in named_leaves(decode_tree(manifest.tree)):
+        array = manifest.arrays[index]
+        arrays.append(
+            {
+                "name": pointer(path) or "/",
+                "dtype": array.dtype,
+                "shape": list(array.shape),
+                "bytes": sum(part.end - part.begin for part in array.slices),
+                "file": manifest.files[array.slices[0].file].name,
+            }
+        )
+    facts = {**asdict(info), "metrics": dict(info.metrics), "versions": dict(manifest.versions)}
+    return {"checkpoint": facts, "arrays": arrays, "values": manifest.tree}

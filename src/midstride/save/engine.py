@@ -24,11 +24,12 @@ class ThreadEngine:
         self._on_reply = on_reply
         self._requests: queue.SimpleQueue[Request] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._serving = False
 
     @property
     def alive(self) -> bool:
         """Whether a writer is there to take requests."""
-        return self._thread is not None and self._thread.is_alive()
+        return self._serving and self._thread is not None and self._thread.is_alive()
 
     def on_writer_thread(self) -> bool:
         """Whether the caller is the writer, who must not wait for itself."""
@@ -38,6 +39,7 @@ class ThreadEngine:
         """Start a writer if none is alive."""
         if not self.alive:
             self._requests = queue.SimpleQueue()
+            self._serving = True
             self._thread = threading.Thread(
                 target=self._serve, args=(self._requests,), name="midstride-writer", daemon=True
             )
@@ -63,4 +65,6 @@ class ThreadEngine:
         except BaseException as unexpected:  # SystemExit too: nobody else would hear of it
             error = WriterDied(f"the writer thread ended with {unexpected!r}. The next save gets a new one")
             error.__cause__ = unexpected
+        # Before anybody is told: the next save, which may come at once, must not count on this thread.
+        self._serving = False
         self._on_reply(Stopped(error))

@@ -287,11 +287,12 @@ class Saver:
     def _stopped(self, error: BaseException | None) -> None:
         # The lock went with the writer, so the folder must be opened again before the next save.
         self.view = None
+        # Before the save in flight is ended: after that the next one may be waiting for its own answer.
+        if error is not None:
+            self._answer(error)
         flight = self._in_flight
         if flight is not None:
             self._ended(Failed(flight.number, error or WriterDied("the writer was stopped in the middle of a save")))
-        if error is not None:
-            self._answer(error)
 
 
 def library_versions() -> dict[str, str]:

@@ -140,9 +140,12 @@ def _publish(run: RunFolder, attempt: _Attempt, draft: Manifest) -> CheckpointIn
 
 
 def _as_save_error(error: Exception, job: Job) -> Exception:
-    if isinstance(error, StorageError):
-        return WriteError(f"step {job.step} could not be saved: {error}. Earlier checkpoints are untouched")
-    return error
+    if isinstance(error, MidstrideError) and not isinstance(error, StorageError):
+        return error
+    what = error if isinstance(error, StorageError) else repr(error)
+    failure = WriteError(f"step {job.step} could not be saved: {what}. Earlier checkpoints are untouched")
+    failure.__cause__ = error
+    return failure
 
 
 class _Attempt:

@@ -1,0 +1,173 @@
+"""``midstride ls|show|verify RUN``: look into a run's folder. Nothing is ever written there.
+
+Exit codes, for scripts:
+
+    0   fine
+    1   something is damaged: a checkpoint that cannot be used, a byte that differs
+    2   wrong usage
+    3   there is no such folder, step or array, or nothing was ever saved there
+    4   the folder could not be looked at (permission, input or output error)
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+from rich.table import Table
+
+from midstride.errors import MidstrideError, NotCommitted, NotFound, RestoreError, StorageError
+from midstride.info import CheckpointInfo
+from midstride.reader import RunReader
+from midstride.restore.catalog import Catalog
+
+DAMAGED, USAGE, MISSING, UNREADABLE = 1, 2, 3, 4
+
+app = typer.Typer(
+    add_completion=False, no_args_is_help=True, help="Look into a run's folder of checkpoints.", rich_markup_mode=None
+)
+
+Run = Annotated[Path, typer.Argument(help="The run's folder.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
+Step = Annotated[int | None, typer.Option(help="The step; default: see the command.")]
+
+
+@app.command("ls")
+def list_checkpoints(run: Run, as_json: AsJson = False) -> None:
+    """List the checkpoints, the oldest first, and what else lies there."""
+    catalog = RunReader(run).scan()
+    if as_json:
+        _print_json(_catalog_data(catalog))
+    else:
+        _print_catalog(catalog)
+    if catalog.unusable:
+        raise typer.Exit(DAMAGED)
+    if not catalog.ever_committed:
+        raise typer.Exit(MISSING)
+
+
+@app.command()
+def show(run: Run, step: Step = None, as_json: AsJson = False) -> None:
+    """Show one checkpoint (default: the latest): its facts, values and arrays."""
+    description = RunReader(run).describe(step)
+    if as_json:
+        _print_json(description)
+        return
+    console = Console()
+    facts = Table(show_header=False, box=None)
+    for key, value in description["checkpoint"].items():
+        facts.add_row(key, str(value))
+    console.print(facts)
+    arrays = Table("array", "dtype", "shape", "bytes", "file")
+    for array in description["arrays"]:
+        arrays.add_row(array["name"], array["dtype"], str(array["shape"]), _size(array["bytes"]), array["file"])
+    console.print(arrays)
+
+
+@app.command()
+def verify(run: Run, step: Step = None, as_json: AsJson = False) -> None:
+    """Read and check every byte of all checkpoints, or of those of one step."""
+    reader = RunReader(run)
+    total = sum(info.nbytes for info in reader.checkpoints() if step in (None, info.step))
+    result = _with_progress(total, lambda told: reader.verify(step, told), shown=not as_json)
+    if as_json:
+        _print_json({"checkpoints": result, "good": not any(result.values())})
+    for folder, problems in result.items() if not as_json else ():
+        print(f"{folder}: {'damaged' if problems else 'good'}")
+        for problem in problems:
+            print(f"    {problem}")
+    if any(result.values()):
+        raise typer.Exit(DAMAGED)
+    if not result:
+        print(f"{run}: nothing was ever saved here", file=sys.stderr)
+        raise typer.Exit(MISSING)
+
+
+def _with_progress(
+    total: int, work: Callable[[Callable[[int], None]], dict[str, list[str]]], *, shown: bool
+) -> dict[str, list[str]]:
+    console = Console(stderr=True)
+    if not shown or not console.is_terminal:
+        return work(lambda _: None)
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("checking", total=total)
+        return work(lambda nbytes: progress.advance(task, nbytes))
+
+
+def _catalog_data(catalog: Catalog) -> dict[str, Any]:
+    return {
+        "run": catalog.run,
+        "checkpoints": [_info_data(info) for info in catalog.checkpoints],
+        "unusable": [
+            {"name": entry.folder, "step": entry.step, "problem": str(entry.problem)} for entry in catalog.unusable
+        ],
+        "debris": sorted(catalog.debris),
+    }
+
+
+def _info_data(info: CheckpointInfo) -> dict[str, Any]:
+    return _strict({**asdict(info), "metrics": dict(info.metrics)})
+
+
+def _strict(data: Any) -> Any:
+    """Data that strict JSON can hold: a metric that is NaN or infinite becomes a string."""
+    if isinstance(data, dict):
+        return {key: _strict(value) for key, value in data.items()}
+    if isinstance(data, list):
+        return [_strict(value) for value in data]
+    if isinstance(data, float) and data - data != 0:
+        return repr(data)
+    return data
+
+
+def _print_json(data: Any) -> None:
+    print(json.dumps(_strict(data), indent=2, allow_nan=False))
+
+
+def _print_catalog(catalog: Catalog) -> None:
+    console = Console()
+    latest = catalog.latest
+    table = Table("step", "seq", "saved (UTC)", "size", "metrics", "folder")
+    for info in catalog.checkpoints:
+        metrics = ", ".join(f"{name} {value}" for name, value in info.metrics.items())
+        mark = " (latest)" if info is latest else ""
+        row = (f"{info.step}{mark}", str(info.seq), info.created[:19], _size(info.nbytes), metrics, info.name)
+        table.add_row(*row)
+    console.print(table if catalog.checkpoints else "no usable checkpoint")
+    for entry in catalog.unusable:
+        console.print(f"unusable: step {entry.step}: {entry.problem}", style="red", markup=False)
+    for name in sorted(catalog.debris):
+        console.print(f"debris: {name} (of a save that never ended; the next save removes it)", markup=False)
+
+
+def _size(nbytes: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if nbytes < 1024 or unit == "GiB":
+            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
+        nbytes /= 1024
+    raise AssertionError("unreachable")
+
+
+def main() -> None:
+    """The console script: like ``app``, with errors as one line and an exit code."""
+    try:
+        app()
+    except (NotFound, NotCommitted) as error:
+        _fail(error, MISSING)
+    except RestoreError as error:
+        _fail(error, DAMAGED)
+    except StorageError as error:
+        _fail(error, UNREADABLE)
+
+
+def _fail(error: MidstrideError, code: int) -> None:
+    print(f"midstride: {error}", file=sys.stderr)
+    raise SystemExit(code)
