@@ -1,6 +1,6 @@
 """A reader of format 1 in plain Python, written from docs/format.md alone: nothing of Midstride is used.
 
-    python tests/plain_reader.py RUN            prints the latest checkpoint's arrays
+python tests/plain_reader.py RUN            prints the latest checkpoint's arrays
 """
 
 import base64

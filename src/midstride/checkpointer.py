@@ -368,7 +368,8 @@ class Checkpointer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if error is None:
+        # sys.exit(0) claims success, so a lost checkpoint must replace it.
+        if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
             self.close()
             return
         try:
@@ -392,4 +393,3 @@ def _whole(name: str, value: int, least: int) -> None:
         raise TypeError(f"{name} must be an int, not {value!r}")
     if value < least:
         raise ValueError(f"{name} must be at least {least}, not {value}")
-

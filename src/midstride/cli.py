@@ -114,7 +114,7 @@ def _catalog_data(catalog: Catalog) -> dict[str, Any]:
 
 
 def _info_data(info: CheckpointInfo) -> dict[str, Any]:
-    return _strict({**asdict(info), "metrics": dict(info.metrics)})
+    return {**asdict(info), "metrics": dict(info.metrics)}
 
 
 def _strict(data: Any) -> Any:

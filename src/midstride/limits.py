@@ -11,6 +11,10 @@ STORAGE_SECONDS = 120.0
 """For one storage operation, such as a write to a mount that went away."""
 EXIT_SECONDS = 60.0
 """For the last save, when the ``Checkpointer`` is closed or the interpreter exits."""
+LOCK_SECONDS = 60.0
+"""For a lock's owner that shows no sign of life, where a heartbeat stands in for flock."""
+HEARTBEAT_SECONDS = 5.0
+"""Between two signs of life: a dozen may be missed."""
 
 PAGE_BYTES = 4096
 """Alignment of staging memory, of direct I/O, and of the data in a data file."""

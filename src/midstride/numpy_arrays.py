@@ -29,7 +29,9 @@ class NumpyAdapter:
             )
         name = value.dtype.name
         if name not in DTYPES:
-            raise UnsupportedState(f"{pointer(path) or '/'}: arrays of dtype {value.dtype} cannot be saved. Nothing was written")
+            raise UnsupportedState(
+                f"{pointer(path) or '/'}: arrays of dtype {value.dtype} cannot be saved. Nothing was written"
+            )
         address = value.ctypes.data if value.size else None
         return ArrayLeaf(path, name, value.shape, value.size * value.itemsize, value, address, self)
 

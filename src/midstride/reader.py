@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from midstride.errors import Gone
+from midstride.errors import Gone, NotFound, NothingRestorable
 from midstride.info import CheckpointInfo
 from midstride.restore import load as loading
 from midstride.restore.catalog import Catalog, scan
@@ -19,11 +19,40 @@ def open(path: str | os.PathLike[str] | Storage) -> RunReader:
     return RunReader(path)
 
 
+def newest(*paths: str | os.PathLike[str] | Storage) -> RunReader | None:
+    """The run, of several places where one may lie, whose latest usable checkpoint has the highest step.
+
+    For runs that save to a fast disk and to a safe one. Of equals the first named is taken; its
+    ``description`` says which it is. None if nothing was ever saved in any. A folder that is not
+    there is passed over; one that cannot be looked at raises ``StorageError``, since it may have a
+    newer one. ``NothingRestorable`` if something was saved and no place has a usable checkpoint.
+    """
+    found: tuple[int, RunReader] | None = None
+    ruined: NothingRestorable | None = None
+    for path in paths:
+        try:
+            reader = RunReader(path)
+            latest = reader.latest()
+        except NotFound:
+            continue
+        except NothingRestorable as error:
+            ruined = ruined or error
+            continue
+        if latest is not None and (found is None or latest.step > found[0]):
+            found = latest.step, reader
+    if found is not None:
+        return found[1]
+    if ruined is not None:
+        raise ruined
+    return None
+
+
 class RunReader:
     """A run's checkpoints, for reading alone. Every call looks at the folder anew."""
 
     def __init__(self, path: str | os.PathLike[str] | Storage) -> None:
         self._storage = open_storage(path)
+        self.description = self._storage.description
         self._storage.list_folder("")
 
     def scan(self) -> Catalog:
@@ -45,9 +74,7 @@ class RunReader:
         """The checkpoint with the lowest (``mode="min"``) or highest (``"max"``) value of a metric."""
         return best_of(self.checkpoints(), metric, mode)
 
-    def load(
-        self, step: int | None = None, only: str | Sequence[str] | Mapping[str, Any] | None = None
-    ) -> Any:
+    def load(self, step: int | None = None, only: str | Sequence[str] | Mapping[str, Any] | None = None) -> Any:
         """The state of the newest checkpoint, or of ``step``, as plain containers with NumPy arrays.
 
         ``only`` is a name at the top of the state, a JSON pointer (``"/model/fc.weight"``), several of
@@ -70,14 +97,14 @@ class RunReader:
         info = latest_of(self._storage, catalog) if step is None else None
         found = [c for c in catalog.checkpoints if c.step == step] if step is not None else [info] if info else []
         if not found or found[-1] is None:
-            raise loading.nothing_saved(self._storage) if step is None else loading.not_committed(
-                self._storage, catalog, step
+            raise (
+                loading.nothing_saved(self._storage)
+                if step is None
+                else loading.not_committed(self._storage, catalog, step)
             )
         return loading.describe(self._storage, found[-1])
 
-    def verify(
-        self, step: int | None = None, on_bytes: Callable[[int], None] = lambda _: None
-    ) -> dict[str, list[str]]:
+    def verify(self, step: int | None = None, on_bytes: Callable[[int], None] = lambda _: None) -> dict[str, list[str]]:
         """Read and check every byte of all checkpoints, or of those of ``step``.
 
         Returns for each step folder what is wrong with it, a line each: an empty list is a good
@@ -102,4 +129,3 @@ def latest_of(storage: Storage, catalog: Catalog) -> CheckpointInfo | None:
     if catalog.latest is None and catalog.ever_committed:
         raise loading.nothing_restorable(storage, catalog)
     return catalog.latest
-

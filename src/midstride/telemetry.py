@@ -47,7 +47,7 @@ class Recorder:
         """Add to counters and durations by name."""
         with self._lock:
             sums = {name: getattr(self._now, name) + amount for name, amount in amounts.items()}
-            self._now = replace(self._now, **sums)  # type: ignore[arg-type]
+            self._now = replace(self._now, **sums)
 
     def set(self, **values: object) -> None:
         """Set fields by name."""

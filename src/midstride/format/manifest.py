@@ -89,9 +89,7 @@ class Manifest:
     def info(self, folder: str, metrics: Mapping[str, float | int | None]) -> CheckpointInfo:
         """What people are told of this checkpoint."""
         nbytes = sum(file.size for file in self.files)
-        return CheckpointInfo(
-            self.step, self.seq, self.parent, self.run, folder, self.created, metrics, nbytes
-        )
+        return CheckpointInfo(self.step, self.seq, self.parent, self.run, folder, self.created, metrics, nbytes)
 
 
 def slice_digest(blocks: Iterable[str]) -> str:
@@ -281,6 +279,7 @@ def _shape(value: Any) -> tuple[int, ...]:
 
 
 def _digest(value: Any) -> str:
-    if len(_text(value)) != 32 or value.strip("0123456789abcdef"):
-        raise ValueError(f"{value[:40]!r} is not a digest")
-    return value
+    text = _text(value)
+    if len(text) != 32 or text.strip("0123456789abcdef"):
+        raise ValueError(f"{text[:40]!r} is not a digest")
+    return text

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from midstride.errors import (
     CorruptCheckpoint,
+    Gone,
     MidstrideError,
     NewerFormat,
     NotFound,
@@ -70,6 +71,9 @@ class Catalog:
         return max([*readable, restored or 0]) + hidden + 1
 
 
+_LOOKS = 5
+"""Looks through a folder whose checkpoints are retired meanwhile, before that is said."""
+
 Known = dict[str, CheckpointInfo]
 """What manifests said that were read before, by folder. A folder's name is never used again, so it stays true."""
 
@@ -81,8 +85,22 @@ def scan(storage: Storage, known: Known | None = None) -> Catalog:
     only manifests that are new to it are read, and no files are opened: enough for the holder of
     the lock to number the next one.
     """
+    for _ in range(_LOOKS):
+        entries = storage.list_folder("")
+        catalog = _look_through(storage, entries, known)
+        # A trainer that keeps few may have retired all that was listed before it was looked at:
+        # that is no loss, there are newer ones.
+        if catalog.checkpoints or not catalog.ever_committed or _same_folders(entries, storage.list_folder("")):
+            return catalog
+    raise Gone(f"the checkpoints of {storage.description} were retired as fast as they were looked at. Look again")
+
+
+def _same_folders(before: list[Entry], now: list[Entry]) -> bool:
+    return {e.name for e in before if e.kind != "file"} == {e.name for e in now if e.kind != "file"}
+
+
+def _look_through(storage: Storage, entries: list[Entry], known: Known | None) -> Catalog:
     catalog = Catalog()
-    entries = storage.list_folder("")
     catalog.run, catalog.marked = _read_marker(storage, entries)
     for entry in entries:
         folder = layout.parse_step_folder(entry.name)
@@ -203,4 +221,3 @@ def describe_problems(catalog: Catalog) -> str:
     """The unusable checkpoints, a clause each, the newest step first."""
     entries = sorted(catalog.unusable, key=lambda entry: entry.step, reverse=True)
     return "; ".join(f"step {entry.step} ({entry.folder}): {entry.problem}" for entry in entries)
-

@@ -19,13 +19,13 @@ from midstride.errors import (
     UnsupportedState,
 )
 from midstride.format import layout
+from midstride.format.values import decode_tree
 from midstride.info import CheckpointInfo
 from midstride.restore.catalog import Catalog, describe_problems, info_of, read_manifest, scan
 from midstride.restore.match import Fill, Matcher, original_types
 from midstride.restore.reader import CheckpointReader, Want
 from midstride.restore.select import Selection, rename_tree
-from midstride.format.values import decode_tree
-from midstride.state import Report, named_leaves, pointer
+from midstride.state import Report, Tree, named_leaves, pointer
 from midstride.storage.base import Storage
 
 _log = logging.getLogger("midstride")
@@ -84,9 +84,7 @@ def nothing_saved(storage: Storage) -> NotCommitted:
     return NotCommitted(f"nothing was ever saved in {storage.description}")
 
 
-def restore(
-    storage: Storage, template: Any, step: int | None, options: Options, *, fallback: bool
-) -> Restored | None:
+def restore(storage: Storage, template: Any, step: int | None, options: Options, *, fallback: bool) -> Restored | None:
     """Restore the latest checkpoint, or the latest of one step, into a template. None: nothing was ever saved.
 
     Retries once if checkpoints were retired while they were read.
@@ -97,9 +95,7 @@ def restore(
         return _restore(storage, template, step, options, fallback=fallback)
 
 
-def _restore(
-    storage: Storage, template: Any, step: int | None, options: Options, *, fallback: bool
-) -> Restored | None:
+def _restore(storage: Storage, template: Any, step: int | None, options: Options, *, fallback: bool) -> Restored | None:
     catalog = find(storage)
     if not catalog.ever_committed:
         if step is not None:
@@ -125,7 +121,9 @@ def _passed_over(catalog: Catalog, candidates: list[CheckpointInfo], step: int |
 
 def _strict(problem: str, candidates: list[CheckpointInfo]) -> CorruptCheckpoint:
     others = ", ".join(str(info.step) for info in candidates[:3]) or "none"
-    return CorruptCheckpoint(f"{problem}. The next candidates are steps: {others} (fallback=True takes the first good one)")
+    return CorruptCheckpoint(
+        f"{problem}. The next candidates are steps: {others} (fallback=True takes the first good one)"
+    )
 
 
 def not_committed(storage: Storage, catalog: Catalog, step: int) -> MidstrideError:
@@ -164,7 +162,9 @@ def _first_good(
             bad.append(info.seq)
             if not fallback:
                 kind = PartlyOverwritten if overwritten else CorruptCheckpoint
-                raise kind(str(_strict(f"step {info.step} ({info.name}): {error}", candidates[number + 1 :]))) from error
+                raise kind(
+                    str(_strict(f"step {info.step} ({info.name}): {error}", candidates[number + 1 :]))
+                ) from error
             warnings.append(f"step {info.step} was passed over: {error}")
             _log.warning("checkpoint %s cannot be used, trying the one before: %s", info.name, error)
     message = "; ".join(warnings)

@@ -142,9 +142,9 @@ class Matcher:
         if isinstance(template, enum.Enum):
             return self._enum(type(template), value, path)
         numbers = (int, float, complex, bool)
-        if isinstance(template, numbers) and not isinstance(value, (*numbers, np.generic)) and value is not None:
-            self._wrong(path, f"holds {_what(tree)}", type_name(template))
-        elif isinstance(template, (str, bytes)) and type(value) is not type(template) and value is not None:
+        if (isinstance(template, numbers) and not isinstance(value, (*numbers, np.generic)) and value is not None) or (
+            isinstance(template, (str, bytes)) and type(value) is not type(template) and value is not None
+        ):
             self._wrong(path, f"holds {_what(tree)}", type_name(template))
         elif isinstance(template, np.generic) and isinstance(value, np.generic) and template.dtype != value.dtype:
             self._wrong(path, f"has dtype {value.dtype}", str(template.dtype))
@@ -174,9 +174,7 @@ class Matcher:
             return self._destination(tree.index, adapter.new_array(leaf.dtype, leaf.shape, template))
         return self._in_place(adapter, template, leaf, tree.index, path)
 
-    def _in_place(
-        self, adapter: ArrayAdapter, template: Any, leaf: ArrayLeaf, index: int, path: Path
-    ) -> Build:
+    def _in_place(self, adapter: ArrayAdapter, template: Any, leaf: ArrayLeaf, index: int, path: Path) -> Build:
         memory = adapter.memory_key(template) if leaf.address is not None else None
         if memory is not None and memory in self._by_memory:
             other = self._by_memory[memory]
@@ -244,7 +242,11 @@ class Matcher:
             return lambda: None
         if isinstance(template, dict):
             return self._mapping(template, tree, path, in_place=in_place)
-        if kind in ("set", "frozenset") or not template or (len(template) != len(tree.children) and _no_arrays(template)):
+        if (
+            kind in ("set", "frozenset")
+            or not template
+            or (len(template) != len(tree.children) and _no_arrays(template))
+        ):
             plain = [self._plain(child, (*path, n)) for n, child in enumerate(tree.children)]
             return lambda: _rebuild(template, [build() for build in plain])
         if len(template) != len(tree.children):

@@ -25,7 +25,6 @@ from midstride.restore.catalog import check_sizes
 from midstride.state import named_leaves, pointer
 from midstride.storage.base import ReadableFile, Storage
 
-
 _SMALL_BYTES = 2**20
 """Up to here, reading with neighbours and copying costs less than a read of its own."""
 
@@ -84,7 +83,10 @@ class CheckpointReader:
 
         Nothing is put anywhere before this has passed.
         """
-        check_sizes(self._storage, self._folder, self.manifest)
+        try:
+            check_sizes(self._storage, self._folder, self.manifest)
+        except NotFound as error:
+            raise self._gone() from error
         wanted = range(len(self.manifest.arrays)) if arrays is None else arrays
         numbers = {part.file for index in wanted for part in self.manifest.arrays[index].slices}
         for number in range(len(self.manifest.files)) if arrays is None else sorted(numbers):
@@ -93,7 +95,7 @@ class CheckpointReader:
     def _check_header(self, number: int) -> None:
         record = self.manifest.files[number]
         raw = self._read(number, 0, record.header_bytes)
-        if xxhash.xxh3_128_hexdigest(raw) != record.header_digest:
+        if xxhash.xxh3_128_hexdigest(raw.data) != record.header_digest:
             self._bad(f"{self._where(record)}: the header differs from what was saved")
         elif not record.name.endswith(".index.json"):
             self._compare_header(number, record, bytes(raw))
@@ -152,7 +154,7 @@ class CheckpointReader:
         (part,) = self.manifest.arrays[want.array].slices
         first, last = part.begin + want.first, part.begin + want.last
         for begin, end, digest in _digested(part):
-            if begin < last and end > first or begin == end:
+            if (begin < last and end > first) or begin == end:
                 yield _Block(part.file, begin, end, digest, want.array, want.buffer, first)
 
     def _run(self, blocks: list[_Block], on_bytes: Callable[[int], None]) -> None:
@@ -185,7 +187,7 @@ class CheckpointReader:
         first, last = group[0].begin, group[-1].end
         data = scratch[: last - first]
         self._fill(group[0].file, first, data)
-        view = memoryview(data)
+        view = data.data
         for block in group:
             self._check(block, view[block.begin - first : block.end - first])
             if block.target is not None:
@@ -201,7 +203,7 @@ class CheckpointReader:
         else:  # only a part of the block is wanted, but all of it must be checked
             data = scratch[:length]
         self._fill(block.file, block.begin, data)
-        self._check(block, memoryview(data))
+        self._check(block, data.data)
         if target is not None and data.base is scratch:
             first = max(block.begin, block.target_begin)
             last = min(block.end, block.target_begin + target.size)
@@ -224,7 +226,7 @@ class CheckpointReader:
     def _fill(self, number: int, offset: int, data: np.ndarray) -> None:
         if not data.size:
             return
-        count = self._open(number).read_into(offset, memoryview(data))
+        count = self._open(number).read_into(offset, data.data)
         if count != data.size:
             record = self.manifest.files[number]
             self._bad(f"{self._where(record)} ends at byte {offset + count}, before its data does")
@@ -242,8 +244,11 @@ class CheckpointReader:
         try:
             self._storage.open_file(f"{self._folder}/{layout.MANIFEST}").close()
         except NotFound:
-            return Gone(f"{self._where()} was retired while it was read. List the checkpoints again")
+            return self._gone()
         return CorruptCheckpoint(f"{self._storage.description}/{name} is missing: {error}")
+
+    def _gone(self) -> Gone:
+        return Gone(f"{self._where()} was retired while it was read. List the checkpoints again")
 
     def _where(self, record: FileRecord | None = None) -> str:
         name = self._folder if record is None else f"{self._folder}/{record.name}"

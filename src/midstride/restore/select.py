@@ -143,4 +143,3 @@ def _rename(tree: Tree, parent: list[str], old: str, new: str, whole: str) -> Tr
     else:
         new_keys[at] = new.replace("~1", "/").replace("~0", "~")
     return Node(tree.kind, children, new_keys if tree.keys is not None else None, tree.type_name, tree.extra)
-

@@ -22,7 +22,7 @@ class Digester:
 
     def update(self, chunk: Chunk, data: np.ndarray) -> None:
         """Digest one chunk's bytes."""
-        view = memoryview(data)
+        view = data.data
         chunk_end = chunk.offset + chunk.nbytes
         slots = self._files[chunk.file].slots
         for number in range(*chunk.slots):

@@ -151,9 +151,7 @@ def _split(named: list[tuple[str, int]], leaves: Sequence[ArrayLeaf]) -> Iterato
     yield shard
 
 
-def _index(
-    stem: str, names: list[str], shards: list[list[tuple[str, int]]], leaves: Sequence[ArrayLeaf]
-) -> FilePlan:
+def _index(stem: str, names: list[str], shards: list[list[tuple[str, int]]], leaves: Sequence[ArrayLeaf]) -> FilePlan:
     total = sum(leaves[number].nbytes for shard in shards for _, number in shard)
     where = {key: name for name, shard in zip(names, shards, strict=True) for key, _ in shard}
     text = json.dumps({"metadata": {"total_size": total}, "weight_map": where}, indent=1).encode()
@@ -175,4 +173,3 @@ def _cut(files: Sequence[FilePlan], chunk_bytes: int) -> tuple[tuple[Chunk, ...]
             chunks.append(Chunk(number, offset, end - offset, place, (first, last)))
             place += -(-(end - offset) // limits.PAGE_BYTES) * limits.PAGE_BYTES
     return tuple(chunks), place
-

@@ -162,6 +162,7 @@ class Saver:
         try:
             self._stage(plan, captured, job.number, pending)
         except BaseException as error:
+            pending._reported = True  # by this very exception
             self._engine.send(Abort(job.number))
             if isinstance(error, Exception) and not isinstance(error, SaveError | Deadline):
                 raise StagingError(

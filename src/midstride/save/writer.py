@@ -194,7 +194,7 @@ class _Attempt:
         self._make_files(chunk.file + 1)
         file = self._files[chunk.file]
         # The digest is computed while the disk works.
-        written = self._disk.run(lambda: file.write(chunk.offset, memoryview(data)))
+        written = self._disk.run(lambda: file.write(chunk.offset, data.data))
         try:
             self._digester.update(chunk, data)
         finally:

@@ -143,7 +143,9 @@ def _why_refused(value: torch.Tensor) -> str:
         return f"tensors of layout {value.layout} cannot be saved; save their parts (indices, values)"
     if value.dtype not in _NAMES:
         return f"tensors of dtype {value.dtype} cannot be saved"
-    return f"a {type(value).__module__}.{type(value).__qualname__} is more than its elements, and cannot be saved as one"
+    return (
+        f"a {type(value).__module__}.{type(value).__qualname__} is more than its elements, and cannot be saved as one"
+    )
 
 
 def _over(out: np.ndarray, dtype: torch.dtype) -> torch.Tensor:

@@ -94,8 +94,7 @@ def load(module: torch.nn.Module, state: Any, saved: Node, strict: bool) -> None
     versions = (saved.extra or {}).get("versions", {})
     if type(state) is OrderedDict:
         metadata = OrderedDict(
-            (own, dict(versions.get(canonical, _USUAL_VERSION)))
-            for own, canonical in canonical_names(module).items()
+            (own, dict(versions.get(canonical, _USUAL_VERSION))) for own, canonical in canonical_names(module).items()
         )
         state._metadata = metadata  # type: ignore[attr-defined]
     try:

@@ -67,7 +67,7 @@ def fit(optimizer: torch.optim.Optimizer, saved: Node, objects: list[LiveObject]
     parts = _parts(tree)
     if stored is None or parts is None:  # a state of its own shape: the optimizer knows best
         return tree
-    states, groups = parts
+    whole, states, groups = parts
     live = _parameters(optimizer, objects)
     order = _match_groups(stored, live, report)
     if order is None:
@@ -84,7 +84,7 @@ def fit(optimizer: torch.optim.Optimizer, saved: Node, objects: list[LiveObject]
         numbers.update({saved_ids[theirs_at]: ids[mine_at] for mine_at, theirs_at in enumerate(positions)})
         new_groups.append(_group(groups[theirs], live_groups[mine], mine, report))
     keys = [numbers.get(key, key) for key in states.keys or []]
-    fields = dict(zip(tree.keys, tree.children, strict=True))
+    fields = dict(zip(whole.keys or [], whole.children, strict=True))
     fields["state"] = Node("dict", states.children, keys)
     fields["param_groups"] = Node("list", new_groups)
     return Node("dict", list(fields.values()), list(fields))
@@ -97,24 +97,22 @@ def _stored_parameters(saved: Node) -> list[list[_Parameter]] | None:
     return [[_Parameter(p["name"], tuple(p["shape"])) for p in group] for group in groups]
 
 
-def _parts(tree: Any) -> tuple[Node, list[Node]] | None:
-    """The nodes of "state" and of each group, where the state has the shape of PyTorch's own optimizers."""
+def _parts(tree: Any) -> tuple[Node, Node, list[Node]] | None:
+    """The tree, and its nodes of "state" and of each group, where the state has the shape of PyTorch's own optimizers."""
     if not isinstance(tree, Node) or tree.keys is None or not {"state", "param_groups"} <= set(tree.keys):
         return None
     states, groups = _child(tree, "state"), _child(tree, "param_groups")
     if not isinstance(states, Node) or not isinstance(groups, Node):
         return None
     nodes = [group for group in groups.children if isinstance(group, Node) and "params" in (group.keys or ())]
-    return (states, nodes) if len(nodes) == len(groups.children) else None
+    return (tree, states, nodes) if len(nodes) == len(groups.children) else None
 
 
 def _child(node: Node, key: str) -> Any:
     return node.children[(node.keys or []).index(key)]
 
 
-def _match_groups(
-    stored: list[list[_Parameter]], live: list[list[_Parameter]], report: Report
-) -> list[int] | None:
+def _match_groups(stored: list[list[_Parameter]], live: list[list[_Parameter]], report: Report) -> list[int] | None:
     """For each live group the number of the saved group with the same parameters."""
     if len(stored) != len(live):
         report.problems.append(f"the optimizer has {len(live)} parameter groups, the checkpoint {len(stored)}")

@@ -1,0 +1,78 @@
+"""The writer's death in mid-save is an error in good time; the next save gets a new writer.
+
+``SystemExit`` ends the writer's thread; ``MemoryError`` is an error like any other. Neither leaves
+threads behind, nor the lock.
+"""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hooked import HookedStorage, data_of
+
+import midstride as ms
+from midstride.errors import SaveError, WriterDied
+from midstride.storage import open_storage
+
+_STATE = {"model": {"w": np.arange(100_000)}}
+
+
+def _writers() -> list[str]:
+    return sorted(t.name for t in threading.enumerate() if t.name in ("midstride-writer", "midstride-disk"))
+
+
+@pytest.mark.parametrize("operation", ["make_folder", "create_file", "write", "sync", "sync_folder", "rename"])
+@pytest.mark.parametrize("death", [SystemExit, MemoryError, KeyboardInterrupt])
+def test_death_is_told_and_mended(tmp_path: Path, operation: str, death: type[BaseException]) -> None:
+    def hook(now: str, name: str) -> None:
+        if now == operation and name.startswith(data_of(1)):
+            raise death("injected")
+
+    ckpt = ms.Checkpointer(HookedStorage(open_storage(tmp_path / "run"), hook))
+    ckpt.save(0, _STATE).result()
+    ckpt.save(1, _STATE)
+    with pytest.raises(SaveError, match="injected") as caught:
+        ckpt.wait(timeout=10)
+    assert isinstance(caught.value, WriterDied) == (death is not MemoryError)
+    assert isinstance(caught.value.__cause__, death)
+    ckpt.save(2, _STATE).result(timeout=10)
+    assert [i.step for i in ckpt.checkpoints()][-1] == 2
+    assert _writers() == ["midstride-disk", "midstride-writer"], "one writer, and none of the dead"
+    ckpt.close()
+    assert _writers() == []
+    latest = ms.open(tmp_path / "run").latest()
+    assert latest is not None and ms.open(tmp_path / "run").verify(latest.step) == {latest.name: []}
+
+
+def test_every_save_may_kill_its_writer(tmp_path: Path) -> None:
+    """The next save comes while the dead writer's thread is still on its way out: it never counts on it."""
+    doomed = True
+
+    def hook(now: str, name: str) -> None:
+        if doomed and now == "write":
+            raise SystemExit("injected")
+
+    ckpt = ms.Checkpointer(HookedStorage(open_storage(tmp_path / "run"), hook))
+    for step in range(100):
+        with pytest.raises(WriterDied):
+            ckpt.save(step, _STATE).result(timeout=10)
+    doomed = False
+    ckpt.save(100, _STATE).result(timeout=10)
+    ckpt.close()
+    assert _writers() == []
+
+
+def test_death_while_staging_waits_for_room(tmp_path: Path) -> None:
+    def hook(now: str, name: str) -> None:
+        if now == "write" and name.startswith(data_of(1)):
+            raise SystemExit("injected")
+
+    state = {"model": {"w": np.arange(1_000_000)}}  # 8 MB through 256 KiB
+    with ms.Checkpointer(HookedStorage(open_storage(tmp_path / "run"), hook), staging_bytes=256 * 1024) as ckpt:
+        with pytest.raises(WriterDied):
+            ckpt.save(1, state).result(timeout=10)
+        ckpt.wait()  # told once
+        ckpt.save(2, state).result(timeout=10)
