@@ -272,7 +272,7 @@ class Matcher:
         for key in order:
             if _typed(key) not in saved:
                 continue
-            part = template[key] if key in template else ANYTHING
+            part = template.get(key, ANYTHING)
             builds[key] = self._visit(part, saved[_typed(key)], (*path, key), in_place=in_place)
         if not free and not builds and template and saved:
             self._report.problems.append(f"{pointer(path) or '/'}: nothing in the checkpoint matches the state")

@@ -12,6 +12,7 @@ The order, each step before the next (docs/commit.md names the crash that each p
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 from collections.abc import Sequence
@@ -98,7 +99,5 @@ def sweep(storage: Storage, folders: Sequence[str]) -> None:
 
 
 def _remove_if_there(storage: Storage, name: str) -> None:
-    try:
+    with contextlib.suppress(NotFound):
         storage.remove_file(name)
-    except NotFound:
-        pass

@@ -98,14 +98,17 @@ class RunFolder:
             files=draft.files,
         )
         commit.publish_manifest(self._storage, self._lock, folder, manifest, tree_json)
-        if not self._marked:
-            commit.mark_run(self._storage, self._run)
-            self._marked = True
         info = info_of(manifest, folder)
         self._known[folder] = info
         self._checkpoints = [*catalog.checkpoints, info]
         self._head = info.seq
         return info
+
+    def mark(self) -> None:
+        """Before the first "saved" is said: leave the mark that something was committed here."""
+        if not self._marked:
+            commit.mark_run(self._storage, self._run)
+            self._marked = True
 
     def retire(self, policy: Retention | None, replaced: CheckpointInfo | None) -> None:
         """Delete what is not to be kept. A failure is logged: it costs space, not the new checkpoint."""
@@ -124,6 +127,7 @@ class RunFolder:
             _log.warning("%s is a link: not retired; remove it yourself", info.name)
         elif entry is not None:
             commit.retire(self._storage, info)
+            _log.info("retired step %d (%s)", info.step, info.name)
         self._known.pop(info.name, None)
         self._checkpoints = [kept for kept in self._checkpoints if kept.seq != info.seq]
 

@@ -166,7 +166,7 @@ class Saver:
             self._engine.send(Abort(job.number))
             if isinstance(error, Exception) and not isinstance(error, SaveError | Deadline):
                 raise StagingError(
-                    f"step {step} could not be staged: {error}. Nothing was published; earlier checkpoints are untouched"
+                    f"step {step} could not be staged: {error}. Nothing was published, nothing older was touched"
                 ) from error
             raise
         self._engine.send(Seal(job.number))
@@ -188,7 +188,8 @@ class Saver:
         return self._arena
 
     def _stage(self, plan: Plan, captured: Captured, job: int, pending: PendingSave) -> None:
-        assert self._arena is not None and self._stager is not None
+        assert self._arena is not None
+        assert self._stager is not None
 
         def deliver(chunk: int, place: int) -> None:
             pending._advance(staged=plan.chunks[chunk].nbytes)

@@ -106,8 +106,7 @@ class Writer:
         try:
             if job.compare_with is not None:
                 return self._compare(attempt, job.compare_with, run)
-            draft = attempt.write_out()
-            info = _publish(run, attempt, draft)
+            info = _publish(run, attempt, attempt.write_out())
         except Exception as error:
             attempt.give_up()
             return Failed(job.number, _as_save_error(error, job))
@@ -121,6 +120,7 @@ class Writer:
         then = [(a.dtype, a.shape, a.lib, a.slices[0].digest if len(a.slices) == 1 else None) for a in saved.arrays]
         same_tree = attempt.job.tree_json == json.dumps(saved.tree, separators=(",", ":"), allow_nan=False)
         if same_tree and now == then:
+            run.mark()
             return Committed(attempt.job.number, info, run.view, fresh=False)
         error = StepExists(
             f"step {info.step} is saved already in {info.name}, with other content. Nothing was written; "
@@ -131,12 +131,23 @@ class Writer:
 
 def _publish(run: RunFolder, attempt: _Attempt, draft: Manifest) -> CheckpointInfo:
     try:
-        return run.publish(attempt.folder, draft, attempt.job.tree_json)
+        info = run.publish(attempt.folder, draft, attempt.job.tree_json)
     except MidstrideError as error:
         attempt.unpublish()
         raise CommitError(
             f"step {draft.step} was written but could not be published: {error}. Earlier checkpoints are untouched"
         ) from error
+    attempt.keep()
+    try:
+        run.mark()
+    except MidstrideError as error:
+        # The checkpoint stays: with its manifest away and the mark perhaps in place, a run that lost
+        # nothing would look like one that lost everything.
+        raise CommitError(
+            f"step {draft.step} is stored as {info.name}, but the run's folder could not be marked: {error}. "
+            "The checkpoint can be restored; the next save tries again"
+        ) from error
+    return info
 
 
 def _as_save_error(error: Exception, job: Job) -> Exception:
@@ -238,6 +249,10 @@ class _Attempt:
         """Raise what went wrong since the attempt began."""
         if self._failure is not None:
             raise self._failure
+
+    def keep(self) -> None:
+        """It is a checkpoint now: giving the attempt up does not touch it."""
+        self._has_folder = False
 
     def unpublish(self) -> None:
         """After a failed publication: take back a manifest that may have got its name."""

@@ -9,7 +9,7 @@ import mmap
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from midstride.errors import NoSpace, NotFound, PermissionDenied, StorageError, Unavailable
 from midstride.limits import PAGE_BYTES
@@ -169,7 +169,7 @@ class _LocalWriter:
         if not self._size:
             return
         code = _fallocate(self._descriptor, self._size)
-        if code == errno.ENOSPC or code == errno.EDQUOT:
+        if code in (errno.ENOSPC, errno.EDQUOT):
             free = os.statvfs(os.path.dirname(self._path))
             available = free.f_bavail * free.f_frsize
             raise NoSpace(f"{self._path}: {self._size} bytes are needed and {available} are free")
@@ -225,9 +225,16 @@ class _LocalWriter:
 
     def close(self) -> None:
         for descriptor in (self._descriptor, self._direct):
-            if descriptor >= 0:
-                os.close(descriptor)
+            _close(descriptor)
         self._descriptor = self._direct = -1
+
+
+def _close(descriptor: int) -> None:
+    # What was synced is safe whatever close() says, and what was not is given up; the descriptor is
+    # free in any case.
+    if descriptor >= 0:
+        with suppress(OSError):
+            os.close(descriptor)
 
 
 def _open_direct(path: str) -> int:
@@ -288,6 +295,5 @@ class _LocalReader:
                 os.close(fresh)
 
     def close(self) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        _close(self._descriptor)
+        self._descriptor = -1

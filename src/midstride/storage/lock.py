@@ -1,4 +1,4 @@
-"""The right to write in a folder: ``flock`` on a file that is never unlinked, or a heartbeat where there is no flock."""
+"""The right to write in a folder: ``flock`` on a file that is never unlinked, or, without flock, a heartbeat."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class HeartbeatLock:
         path: str,
         owner: str,
         clock: Callable[[], float] = time.monotonic,
-        pause: Callable[[float], Any] = threading.Event().wait,
+        pause: Callable[[float], Any] = time.sleep,
     ) -> None:
         self._path = path
         self._owner = owner
@@ -159,7 +159,10 @@ def _same_file(path: str, descriptor: int) -> bool:
 
 def _busy(path: str) -> str:
     folder = os.path.dirname(path)
-    return f"{folder} is held by another run: {_who(path)}. Nothing was written. Wait for it, stop it, or choose another folder"
+    return (
+        f"{folder} is held by another run: {_who(path)}. Nothing was written. Wait for it, stop it, or choose "
+        "another folder"
+    )
 
 
 def _who(path: str) -> str:

@@ -98,7 +98,7 @@ def _stored_parameters(saved: Node) -> list[list[_Parameter]] | None:
 
 
 def _parts(tree: Any) -> tuple[Node, Node, list[Node]] | None:
-    """The tree, and its nodes of "state" and of each group, where the state has the shape of PyTorch's own optimizers."""
+    """The tree, and its nodes of "state" and of each group, if it has the shape of PyTorch's own optimizers."""
     if not isinstance(tree, Node) or tree.keys is None or not {"state", "param_groups"} <= set(tree.keys):
         return None
     states, groups = _child(tree, "state"), _child(tree, "param_groups")

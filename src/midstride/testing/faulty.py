@@ -1,0 +1,183 @@
+"""A storage that numbers every operation and can fail or stop at any of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from midstride.storage.base import Entry, Lock, ReadableFile, Storage, WritableFile
+from midstride.storage.local import storage_error
+
+
+class Crash(BaseException):
+    """The machine stopped here. Not an ``Exception``: no error handling may survive a crash."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One call into the storage."""
+
+    number: int
+    """From 1, over the life of the ``FaultyStorage``."""
+    name: str
+    """The method, such as ``rename``; of a file ``write``, ``sync``, ``close`` or ``read``."""
+    target: str
+    """The file or folder, relative to the root."""
+
+
+class Fault:
+    """What is done before and after each operation. The default does nothing."""
+
+    def before(self, operation: Operation) -> None:
+        """Raise to keep the operation from happening."""
+
+    def after(self, operation: Operation) -> None:
+        """Called when the operation has taken effect."""
+
+
+class _At(Fault):
+    def __init__(self, chosen: Callable[[Operation], bool], action: Callable[[Operation], None], *, late: bool) -> None:
+        self._chosen, self._action, self._late = chosen, action, late
+
+    def before(self, operation: Operation) -> None:
+        if not self._late and self._chosen(operation):
+            self._action(operation)
+
+    def after(self, operation: Operation) -> None:
+        if self._late and self._chosen(operation):
+            self._action(operation)
+
+
+class _Stop(Fault):
+    """From the chosen operation on nothing reaches the storage any more."""
+
+    def __init__(self, number: int, *, late: bool) -> None:
+        self._number, self._late, self._stopped = number, late, False
+
+    def before(self, operation: Operation) -> None:
+        if self._stopped or (not self._late and operation.number >= self._number):
+            self._stopped = True
+            raise Crash(f"stopped before operation {operation.number}")
+
+    def after(self, operation: Operation) -> None:
+        if self._late and operation.number >= self._number:
+            self._stopped = True
+            raise Crash(f"stopped after operation {operation.number}")
+
+
+def _raise(code: int) -> Callable[[Operation], None]:
+    def act(operation: Operation) -> None:
+        error = OSError(code, os.strerror(code))
+        raise storage_error(error, f"{operation.name} (injected)", operation.target) from error
+
+    return act
+
+
+def fail_at(number: int, code: int) -> Fault:
+    """Operation ``number`` fails with an errno, as ``LocalStorage`` would tell it."""
+    return _At(lambda operation: operation.number == number, _raise(code), late=False)
+
+
+def fail_from(number: int, code: int) -> Fault:
+    """Operation ``number`` and all after it fail, as on a disk that is gone."""
+    return _At(lambda operation: operation.number >= number, _raise(code), late=False)
+
+
+def stop_before(number: int) -> Fault:
+    """The process stops before operation ``number``: it and all later ones raise ``Crash``."""
+    return _Stop(number, late=False)
+
+
+def stop_after(number: int) -> Fault:
+    """The process stops when operation ``number`` has taken effect: all later ones raise ``Crash``."""
+    return _Stop(number, late=True)
+
+
+def kill_at(number: int, *, late: bool = False) -> Fault:
+    """A real SIGKILL of this process before (or, ``late``, after) operation ``number``."""
+    return _At(lambda o: o.number == number, lambda _: os.kill(os.getpid(), signal.SIGKILL), late=late)
+
+
+class FaultyStorage:
+    """Wraps any storage. ``operations`` is the log; ``fault`` may be replaced at any time."""
+
+    def __init__(self, inner: Storage, fault: Fault | None = None) -> None:
+        self._inner = inner
+        self._guard = threading.Lock()
+        self.fault = fault or Fault()
+        self.operations: list[Operation] = []
+        self.description = inner.description
+        self.block_bytes = inner.block_bytes
+
+    def _do(self, name: str, target: str, action: Callable[[], Any]) -> Any:
+        with self._guard:
+            operation = Operation(len(self.operations) + 1, name, target)
+            self.operations.append(operation)
+        self.fault.before(operation)
+        result = action()
+        self.fault.after(operation)
+        return result
+
+    def make_root(self) -> None:
+        self._do("make_root", "", self._inner.make_root)
+
+    def list_folder(self, folder: str) -> list[Entry]:
+        found: list[Entry] = self._do("list_folder", folder, lambda: self._inner.list_folder(folder))
+        return found
+
+    def make_folder(self, folder: str) -> None:
+        self._do("make_folder", folder, lambda: self._inner.make_folder(folder))
+
+    def create_file(self, name: str, size: int) -> WritableFile:
+        file = self._do("create_file", name, lambda: self._inner.create_file(name, size))
+        return _FaultyWriter(self, name, file)
+
+    def open_file(self, name: str) -> ReadableFile:
+        return _FaultyReader(self, name, self._do("open_file", name, lambda: self._inner.open_file(name)))
+
+    def rename(self, old: str, new: str) -> None:
+        self._do("rename", new, lambda: self._inner.rename(old, new))
+
+    def sync_folder(self, folder: str) -> None:
+        self._do("sync_folder", folder, lambda: self._inner.sync_folder(folder))
+
+    def remove_file(self, name: str) -> None:
+        self._do("remove_file", name, lambda: self._inner.remove_file(name))
+
+    def remove_folder(self, folder: str) -> None:
+        self._do("remove_folder", folder, lambda: self._inner.remove_folder(folder))
+
+    def lock(self, name: str, owner: str) -> Lock:
+        lock: Lock = self._do("lock", name, lambda: self._inner.lock(name, owner))
+        return lock
+
+
+class _FaultyWriter:
+    def __init__(self, storage: FaultyStorage, name: str, file: WritableFile) -> None:
+        self._storage, self._name, self._file = storage, name, file
+
+    def write(self, offset: int, data: memoryview) -> None:
+        self._storage._do("write", self._name, lambda: self._file.write(offset, data))
+
+    def sync(self) -> None:
+        self._storage._do("sync", self._name, self._file.sync)
+
+    def close(self) -> None:
+        self._storage._do("close", self._name, self._file.close)
+
+
+class _FaultyReader:
+    def __init__(self, storage: FaultyStorage, name: str, file: ReadableFile) -> None:
+        self._storage, self._name, self._file = storage, name, file
+        self.size = file.size
+
+    def read_into(self, offset: int, buffer: memoryview) -> int:
+        count: int = self._storage._do("read", self._name, lambda: self._file.read_into(offset, buffer))
+        return count
+
+    def close(self) -> None:
+        self._file.close()
