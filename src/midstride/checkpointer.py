@@ -18,7 +18,7 @@ from midstride.listeners import Listener, Listeners, RunBegan, RunEnded, SaveBeg
 from midstride.reader import latest_of
 from midstride.restore import load as loading
 from midstride.restore.catalog import lineage
-from midstride.restore.load import PartlyOverwritten, Restored
+from midstride.restore.load import Restored
 from midstride.retention import Retention, as_retention, best_of
 from midstride.save.capture import capture, encode_metrics, exact_step
 from midstride.save.messages import Committed, Failed
@@ -170,10 +170,11 @@ class Checkpointer:
             self._watch.taken(step)
         self._recorder.add(saves_begun=0 if compare is not None else 1)
         pending = self._saver.begin(
-            captured, step, encoded, began=began, compare_with=compare, replaces=existing if overwrite else None
-        )
+            captured, step, encoded, began=began, compare_with=compare, replaces=existing if overwrite else None,
+            bad=frozenset(self._bad),
+        )  # fmt: skip
         self._prepared = True
-        stall = time.perf_counter() - began
+        stall = pending._stall_seconds = time.perf_counter() - began
         self._recorder.add(stall_seconds=stall)
         self._recorder.set(last_stall_seconds=stall)
         if compare is not None:
@@ -214,7 +215,8 @@ class Checkpointer:
                 with self._unreported_lock:
                     self._unreported.clear()  # tolerated, logged and counted; and it is over
             _log.info("saved step %d as %s in %.2f s", reply.info.step, reply.info.name, seconds)
-            stall = self._recorder.read().last_stall_seconds or 0.0
+            # A fast writer may be done before save() has returned: then all of it was stall.
+            stall = pending._stall_seconds if pending._stall_seconds is not None else seconds
             if self._listeners.after_save(SaveCommitted(reply.info, stall, seconds)):
                 self._stop = True
         elif isinstance(reply.error, StepExists):
@@ -299,18 +301,17 @@ class Checkpointer:
         """
         if os.getpid() == self._process and not self._closed:
             self._saver.wait_idle(None)
-        options = loading.Options(only=only, rename=rename or {}, cast=cast, strict=strict)
+        options = loading.Options(only, rename or {}, cast, strict, on_touch=self._mark_overwritten)
         wanted = exact_step(step) if step is not None else None
-        try:
-            restored = loading.restore(self._storage, state, wanted, options, fallback=self._fallback)
-        except PartlyOverwritten as error:
-            self._overwritten = str(error)
-            raise
+        restored = loading.restore(self._storage, state, wanted, options, fallback=self._fallback)
         self._overwritten = None
         self._adopt = True
         if restored is not None:
             self._resume_from(restored)
         return restored
+
+    def _mark_overwritten(self) -> None:
+        self._overwritten = "a restore into it did not come to its end. Build its objects anew and restore again"
 
     def _resume_from(self, restored: Restored) -> None:
         self._restored = restored.info
@@ -357,8 +358,8 @@ class Checkpointer:
         if self._watch is not None:
             self._watch.close()
         idle = self._saver.pending is None
+        view = self._saver.view  # it goes with the writer
         self._saver.close(STORAGE_SECONDS if idle else 0.1)
-        view = self._saver.view
         last = view.checkpoints[-1] if view is not None and view.checkpoints else None
         self._listeners.end(RunEnded(last))
 

@@ -115,7 +115,8 @@ def _ranked(infos: Sequence[CheckpointInfo], metric: str, mode: str) -> list[Che
     rated = []
     for info in infos:
         value = info.metrics.get(metric)
-        if value is not None and math.isfinite(value):
+        # An int is finite, and may be too large for isfinite().
+        if isinstance(value, int) or (value is not None and math.isfinite(value)):
             rated.append((sign * value, -info.seq, info))
     return [info for _, _, info in sorted(rated, key=lambda entry: entry[:2])]
 

@@ -17,7 +17,9 @@ from tests.crash.runs import RUNS, Acknowledged, leftovers, problems, state_of
 SEEDS = 60 if os.environ.get("MIDSTRIDE_LONG") else 4
 
 
-def crash(run: Callable[..., None], stop: int, wrap: Callable[[Any], Any]) -> tuple[bool, VolatileStorage, Acknowledged]:
+def crash(
+    run: Callable[..., None], stop: int, wrap: Callable[[Any], Any]
+) -> tuple[bool, VolatileStorage, Acknowledged]:
     """Run until operation ``stop`` has taken effect; whether it came to that, what is there, what was said."""
     volatile = VolatileStorage()
     faulty = FaultyStorage(volatile, stop_after(stop))

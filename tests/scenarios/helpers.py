@@ -106,9 +106,7 @@ def in_child(work: Callable[[], None]) -> int:
     return os.waitpid(child, 0)[1]
 
 
-def kill_at_each_operation(
-    prepared: Path, work: Callable[[Storage], None], check: Callable[[Path, int], None]
-) -> int:
+def kill_at_each_operation(prepared: Path, work: Callable[[Storage], None], check: Callable[[Path, int], None]) -> int:
     """Copy a run's folder, do ``work`` on it in a process that gets a SIGKILL before operation 1, 2, ...; then
     ``check`` what is left in another process. Ends when ``work`` was done unharmed; returns its operations."""
     number = 0

@@ -32,6 +32,7 @@ _ROOTS = {
     "emoji": "\N{ROCKET}",
 }
 
+
 def _use(run: Path) -> None:
     with ms.Checkpointer(run, keep=2) as ckpt:
         for step in (1, 2, 3):
@@ -69,13 +70,38 @@ def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
         ckpt.save(1, {"w": np.zeros(1)})
 
 
-_ITEMS = ["ppo_v2_1", "step-", "", "3d_", "3d", "con", "CON", "..", ".", "a/b", "a\\b", "*", "\0", "\n", "é", "e\u0301",
-          "\N{ROCKET}", "x" * 300, "X" * 300, "manifest.json", " ", "step-000000000001-0123abcd", "__metadata__"]  # fmt: skip
+_ITEMS = [
+    "ppo_v2_1",
+    "step-",
+    "",
+    "3d_",
+    "3d",
+    "con",
+    "CON",
+    "..",
+    ".",
+    "a/b",
+    "a\\b",
+    "*",
+    "\0",
+    "\n",
+    "é",
+    "e\u0301",
+    "\N{ROCKET}",
+    "x" * 300,
+    "X" * 300,
+    "manifest.json",
+    " ",
+    "step-000000000001-0123abcd",
+    "__metadata__",
+]
 
 
 def test_item_and_tensor_names(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    state: dict[str, Any] = {name: {key: np.array([n, m]) for m, key in enumerate(_ITEMS)} for n, name in enumerate(_ITEMS)}
+    state: dict[str, Any] = {
+        name: {key: np.array([n, m]) for m, key in enumerate(_ITEMS)} for n, name in enumerate(_ITEMS)
+    }
     with ms.Checkpointer(run, keep=1) as ckpt:
         ckpt.save(1, {}).result()
         info = ckpt.save(2, state).result()

@@ -43,7 +43,9 @@ def test_latest_and_listing(tmp_path: Path) -> None:
     for width in (1, 7, 12, 19):
         _repad(run, width)
         _repad(run, 7, only=900_000)
-        assert (run / "step-0900000-").parent.exists() and any(p.name.startswith("step-0900000-") for p in run.iterdir())
+        assert (run / "step-0900000-").parent.exists() and any(
+            p.name.startswith("step-0900000-") for p in run.iterdir()
+        )
         reader = ms.open(run)
         assert [info.step for info in reader.checkpoints()] == _STEPS
         latest = reader.latest()

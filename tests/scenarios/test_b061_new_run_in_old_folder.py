@@ -6,6 +6,7 @@ its checkpoints are never taken for the oldest.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -35,8 +36,12 @@ def _state(step: int) -> dict[str, np.ndarray]:
 def test_refused(old: Path) -> None:
     before = _files(old)
     ckpt = ms.Checkpointer(old, keep=3, every=100)
-    for call in (lambda: ckpt.save(100, _state(100)), lambda: ckpt.step(100, _state(100))):
-        with pytest.raises(ForeignRun, match="restore.. first.*existing='continue'.*another folder"):
+    calls: list[Callable[[], object]] = [
+        lambda: ckpt.save(100, _state(100)),
+        lambda: ckpt.step(100, _state(100)),
+    ]
+    for call in calls:
+        with pytest.raises(ForeignRun, match=r"restore.. first.*existing='continue'.*another folder"):
             call()
     ckpt.close()
     before.pop(".lock"), (after := _files(old)).pop(".lock")

@@ -1,4 +1,4 @@
-"""NaN, infinities, missing values and odd types of metrics: never best, never in the way, and the files stay strict JSON."""
+"""NaN, infinities, missing values and odd types of metrics are never best, never in the way, and leave strict JSON."""
 
 from __future__ import annotations
 
@@ -16,8 +16,22 @@ import torch
 import midstride as ms
 from midstride.errors import UnsupportedState
 
-_VALUES: list[Any] = [math.nan, 0.5, math.inf, -math.inf, 0.4, "missing", None, np.float32(0.75), torch.tensor(0.5),
-                      np.float64("nan"), torch.tensor(math.nan, dtype=torch.bfloat16), np.int64(3), np.array(2.5), 7]  # fmt: skip
+_VALUES: list[Any] = [
+    math.nan,
+    0.5,
+    math.inf,
+    -math.inf,
+    0.4,
+    "missing",
+    None,
+    np.float32(0.75),
+    torch.tensor(0.5),
+    np.float64("nan"),
+    torch.tensor(math.nan, dtype=torch.bfloat16),
+    np.int64(3),
+    np.array(2.5),
+    7,
+]
 
 
 def _refuse(text: str) -> NoReturn:
@@ -57,20 +71,37 @@ def test_best_is_a_number(tmp_path: Path, backwards: bool) -> None:
 
 def test_nan_first_blocks_nothing(tmp_path: Path) -> None:
     with ms.Checkpointer(tmp_path / "run", keep=ms.BestN(1, "loss", "min")) as ckpt:
-        for step, (loss, kept) in enumerate([(math.nan, [0]), (0.9, [1]), (-math.inf, [1, 2]), (0.8, [3]), (math.nan, [3, 4])]):
+        for step, (loss, kept) in enumerate(
+            [(math.nan, [0]), (0.9, [1]), (-math.inf, [1, 2]), (0.8, [3]), (math.nan, [3, 4])]
+        ):
             ckpt.save(step, {"w": np.zeros(10)}, metrics={"loss": loss}).result()
             assert [info.step for info in ckpt.checkpoints()] == kept
 
 
 @pytest.mark.parametrize(
     "value",
-    [decimal.Decimal("0.4"), True, np.bool_(True), torch.tensor(True), "0.3", b"1", 1j, np.complex64(1), fractions.Fraction(1, 3),
-     [0.1], np.array([0.1]), np.zeros((1, 1)), torch.zeros(1), {"a": 1.0}, object()],
-)  # fmt: skip
+    [
+        decimal.Decimal("0.4"),
+        True,
+        np.bool_(True),
+        torch.tensor(True),
+        "0.3",
+        b"1",
+        1j,
+        np.complex64(1),
+        fractions.Fraction(1, 3),
+        [0.1],
+        np.array([0.1]),
+        np.zeros((1, 1)),
+        torch.zeros(1),
+        {"a": 1.0},
+        object(),
+    ],
+)
 def test_other_types_are_refused_in_the_caller(tmp_path: Path, value: Any) -> None:
     with ms.Checkpointer(tmp_path / "run") as ckpt:
         ckpt.save(0, {"w": np.zeros(10)}).result()
-        with pytest.raises(UnsupportedState, match="'loss'.*Nothing was written"):
+        with pytest.raises(UnsupportedState, match=r"'loss'.*Nothing was written"):
             ckpt.save(1, {"w": np.ones(10)}, metrics={"loss": value})
         assert [info.step for info in ckpt.checkpoints()] == [0]
         ckpt.save(2, {"w": np.ones(10)}, metrics={"loss": 0.5}).result()
@@ -83,10 +114,14 @@ def test_metrics_are_named(tmp_path: Path, metrics: Any) -> None:
 
 
 def test_huge_and_tiny_numbers_come_back(tmp_path: Path) -> None:
-    metrics = {"big": 10**40, "small": -(10**40), "tiny": 5e-324, "minus zero": -0.0, "third": 1 / 3}
-    with ms.Checkpointer(tmp_path / "run") as ckpt:
+    metrics = {"big": 10**40, "beyond floats": 10**400, "tiny": 5e-324, "minus zero": -0.0, "third": 1 / 3}
+    keep = ms.BestN(1, "beyond floats", "max") | ms.LatestN(1)
+    with ms.Checkpointer(tmp_path / "run", keep=keep) as ckpt:
+        ckpt.save(1, {"w": np.zeros(1)}, metrics={"beyond floats": 1.0}).result()
         info = ckpt.save(0, {"w": np.zeros(1)}, metrics=metrics).result()
+        (read,) = ckpt.checkpoints()
+        assert ckpt.best("beyond floats", "max") == read
         read = ckpt.checkpoints()[0]
         assert info.metrics == read.metrics == metrics
-        assert math.copysign(1, float(read.metrics["minus zero"] or 0.0)) == -1
+        assert str(read.metrics["minus zero"]) == "-0.0"
     _strict(tmp_path / "run")

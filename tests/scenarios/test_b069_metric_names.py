@@ -10,7 +10,16 @@ import pytest
 import midstride as ms
 from midstride.errors import UnsupportedState
 
-_METRICS = {"val/loss": 1.0, "../x": 2, "a=b,c": 3, "/etc/passwd": 4, "": 5, "a\0b": 6, "é\N{ROCKET}\n": 7, "x" * 5000: 8}
+_METRICS = {
+    "val/loss": 1.0,
+    "../x": 2,
+    "a=b,c": 3,
+    "/etc/passwd": 4,
+    "": 5,
+    "a\0b": 6,
+    "é\N{ROCKET}\n": 7,
+    "x" * 5000: 8,
+}
 
 
 def test_names_are_data(tmp_path: Path) -> None:
@@ -28,8 +37,10 @@ def test_names_are_data(tmp_path: Path) -> None:
         assert lowest is not None and lowest.step == 2 and highest is not None and highest.step == 1
         restored = ckpt.restore(step=1)
         assert restored is not None and restored.metrics == _METRICS
-    assert [p.name for p in tmp_path.iterdir()] == ["runs"] and [p.name for p in (tmp_path / "runs").iterdir()] == ["run"]
-    assert all(p.parent == run or p.parent.parent == run for p in run.rglob("*")), "no folders inside folders"
+    assert [p.name for p in tmp_path.iterdir()] == ["runs"] and [p.name for p in (tmp_path / "runs").iterdir()] == [
+        "run"
+    ]
+    assert all(run in (p.parent, p.parent.parent) for p in run.rglob("*")), "no folders inside folders"
 
 
 def test_a_name_that_is_no_text(tmp_path: Path) -> None:

@@ -81,8 +81,22 @@ def test_a_tensor_as_counter_is_read_once(tmp_path: Path) -> None:
         assert pending.result().step == 5
 
 
-_NOT_WHOLE: list[Any] = [3.0, np.float64(3), torch.tensor(3.0), True, False, np.bool_(True), torch.tensor(True), "10", None, b"1",
-                         1j, [1], np.array([1, 2]), torch.tensor([1, 2])]  # fmt: skip
+_NOT_WHOLE: list[Any] = [
+    3.0,
+    np.float64(3),
+    torch.tensor(3.0),
+    True,
+    False,
+    np.bool_(True),
+    torch.tensor(True),
+    "10",
+    None,
+    b"1",
+    1j,
+    [1],
+    np.array([1, 2]),
+    torch.tensor([1, 2]),
+]
 _OUT_OF_RANGE: list[Any] = [-1, np.int64(-5), torch.tensor(-1), 2**63, np.uint64(2**63), 2**200]
 
 

@@ -39,6 +39,8 @@ class Options:
     rename: Mapping[str, str] = field(default_factory=dict)
     cast: bool = False
     strict: bool = True
+    on_touch: Callable[[], None] = lambda: None
+    """Called before the first change of an object that the caller has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +150,7 @@ def _first_good(
     *,
     fallback: bool,
 ) -> Restored:
-    bad: list[int] = []
+    bad = [entry.info.seq for entry in catalog.unusable if entry.info is not None]
     overwritten = False
     last: CorruptCheckpoint | None = None
     for number, info in enumerate(candidates):
@@ -193,13 +195,17 @@ def _load(
         matcher = Matcher(manifest, report, cast=options.cast, parts=selection.array_parts(tree))
         fill = _match(matcher, wanted, tree, report, info)
         wants = [Want(array, to.buffer, first, first + to.buffer.size) for array, to, first in fill.destinations]
-        reader.check_headers([want.array for want in wants])
+        reader.check_headers([want.array for want in wants] if selection.pointers else None)
+        if fill.in_place:
+            options.on_touch()
         try:
             reader.read(wants)
-        except BaseException as error:
-            if fill.in_place and not isinstance(error, Gone):
+        except CorruptCheckpoint as error:
+            if fill.in_place:
                 raise PartlyOverwritten(str(error)) from error
             raise
+    if fill.loads or fill.last_loads:
+        options.on_touch()
     state = _put_back(fill, info)
     if template is not None and wanted is not template:
         state = {**template, **state}

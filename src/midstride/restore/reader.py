@@ -7,8 +7,8 @@ into their buffers; every block is checked against its digest before anybody is 
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
 import numpy as np
@@ -160,25 +160,40 @@ class CheckpointReader:
     def _run(self, blocks: list[_Block], on_bytes: Callable[[int], None]) -> None:
         for number in {block.file for block in blocks}:
             self._open(number)
-        scratch = threading.local()
-        stop = threading.Event()
+        groups = deque(_groups(blocks))
+        errors: list[BaseException] = []
 
-        def work(group: list[_Block]) -> None:
-            if stop.is_set():
-                return
-            if not hasattr(scratch, "bytes"):
-                scratch.bytes = np.empty(CHUNK_BYTES, np.uint8)
-            self._load_group(group, scratch.bytes)
-            on_bytes(sum(block.end - block.begin for block in group))
-
-        with ThreadPoolExecutor(READ_THREADS, "midstride-read") as pool:
+        def drain(scratch: np.ndarray) -> None:
             try:
-                futures = [pool.submit(work, group) for group in _groups(blocks)]
-                done, _ = wait(futures, return_when=FIRST_EXCEPTION)
-                for future in done:
-                    future.result()
-            finally:
-                stop.set()
+                while not errors:
+                    try:
+                        group = groups.popleft()
+                    except IndexError:
+                        return
+                    self._load_group(group, scratch)
+                    on_bytes(sum(block.end - block.begin for block in group))
+            except BaseException as error:
+                errors.append(error)
+
+        helpers: list[threading.Thread] = []
+        try:
+            for _ in range(min(READ_THREADS, len(groups)) - 1):
+                helper = threading.Thread(target=drain, args=(_scratch(),), name="midstride-read")
+                helper.start()
+                helpers.append(helper)
+        except (RuntimeError, MemoryError):
+            pass  # no memory for more of them: fewer do it too
+        try:
+            drain(_scratch())
+            for helper in helpers:
+                helper.join()
+        except BaseException as error:
+            # Interrupted: nobody may go on to write into buffers that are given up.
+            errors.append(error)
+            for helper in helpers:
+                helper.join()
+        if errors:
+            raise errors[0]
 
     def _load_group(self, group: list[_Block], scratch: np.ndarray) -> None:
         if len(group) == 1:
@@ -253,6 +268,10 @@ class CheckpointReader:
     def _where(self, record: FileRecord | None = None) -> str:
         name = self._folder if record is None else f"{self._folder}/{record.name}"
         return f"{self._storage.description}/{name}"
+
+
+def _scratch() -> np.ndarray:
+    return np.empty(CHUNK_BYTES, np.uint8)
 
 
 def _digested(part: Slice) -> Iterator[tuple[int, int, str]]:

@@ -47,6 +47,8 @@ class Job:
     """Write nothing: only tell whether the content equals this checkpoint's."""
     replaces: CheckpointInfo | None = None
     """Retire this one, whatever the retention says, once the new one is committed."""
+    bad: frozenset[int] = frozenset()
+    """``seq`` of checkpoints that a restore found bad: they take no place in the retention, and stay."""
 
 
 @dataclass(frozen=True, slots=True)

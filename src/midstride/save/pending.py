@@ -21,6 +21,7 @@ class PendingSave:
         self._written_bytes = 0
         self._info: CheckpointInfo | None = None
         self._error: BaseException | None = None
+        self._stall_seconds: float | None = None
         self._changed = threading.Condition()
         self._process = os.getpid()
         self._reported = False

@@ -110,9 +110,13 @@ class RunFolder:
             commit.mark_run(self._storage, self._run)
             self._marked = True
 
-    def retire(self, policy: Retention | None, replaced: CheckpointInfo | None) -> None:
+    def retire(
+        self, policy: Retention | None, replaced: CheckpointInfo | None, bad: frozenset[int] = frozenset()
+    ) -> None:
         """Delete what is not to be kept. A failure is logged: it costs space, not the new checkpoint."""
-        doomed = to_retire(policy, self._checkpoints) if policy is not None else []
+        # One that is known to be bad must not stand for a good one that is then deleted.
+        good = [info for info in self._checkpoints if info.seq not in bad]
+        doomed = to_retire(policy, good) if policy is not None else []
         if replaced is not None and replaced not in doomed:
             doomed = [replaced, *doomed]
         for info in doomed:

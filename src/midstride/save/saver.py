@@ -133,6 +133,7 @@ class Saver:
         began: float,
         compare_with: CheckpointInfo | None = None,
         replaces: CheckpointInfo | None = None,
+        bad: frozenset[int] = frozenset(),
     ) -> PendingSave:
         """Stage a snapshot and hand it to the writer. Nothing is in flight when this is called.
 
@@ -155,6 +156,7 @@ class Saver:
             retention=self._retention,
             compare_with=compare_with,
             replaces=replaces,
+            bad=bad,
         )
         with self._changed:
             self._in_flight = _InFlight(job.number, pending, began)

@@ -110,7 +110,7 @@ class Writer:
         except Exception as error:
             attempt.give_up()
             return Failed(job.number, _as_save_error(error, job))
-        run.retire(job.retention, job.replaces)
+        run.retire(job.retention, job.replaces, job.bad)
         return Committed(job.number, info, run.view, fresh=True)
 
     def _compare(self, attempt: _Attempt, info: CheckpointInfo, run: RunFolder) -> Reply:

@@ -1,0 +1,144 @@
+"""What every storage must do, as a suite: derive from it and say how to make one.
+
+    class TestMine(StorageContract):
+        @pytest.fixture
+        def storage(self, tmp_path):
+            return MyStorage(tmp_path / "run")
+
+Needs pytest. The storage that the fixture gives is empty; its root is not made.
+"""
+
+from __future__ import annotations
+
+import mmap
+
+import pytest
+
+from midstride.errors import Busy, NotFound, StorageError
+from midstride.storage.base import Entry, Storage
+
+
+def write_file(storage: Storage, name: str, data: bytes, *, pieces: int = 1 << 30) -> None:
+    """A file with this content, written in pieces of so many bytes, synced."""
+    file = storage.create_file(name, len(data))
+    for offset in range(0, len(data), pieces):
+        file.write(offset, memoryview(data)[offset : offset + pieces])
+    file.sync()
+    file.close()
+
+
+def read_file(storage: Storage, name: str) -> bytes:
+    """A file's content."""
+    file = storage.open_file(name)
+    buffer = bytearray(file.size)
+    assert file.read_into(0, memoryview(buffer)) == file.size
+    file.close()
+    return bytes(buffer)
+
+
+class StorageContract:
+    """One suite for every storage."""
+
+    @pytest.fixture
+    def storage(self) -> Storage:
+        raise NotImplementedError("derive from StorageContract and give a storage")
+
+    @pytest.fixture(autouse=True)
+    def _root(self, storage: Storage) -> None:
+        storage.make_root()
+
+    def test_is_a_storage(self, storage: Storage) -> None:
+        assert isinstance(storage, Storage)
+        assert storage.block_bytes % 512 == 0
+        assert storage.description
+
+    def test_make_root_may_be_repeated(self, storage: Storage) -> None:
+        storage.make_root()
+        assert storage.list_folder("") == []
+
+    def test_listing(self, storage: Storage) -> None:
+        storage.make_folder("step")
+        write_file(storage, "step/a", b"1")
+        write_file(storage, "b", b"")
+        assert sorted(storage.list_folder(""), key=lambda e: e.name) == [Entry("b", "file"), Entry("step", "folder")]
+        assert storage.list_folder("step") == [Entry("a", "file")]
+        with pytest.raises(NotFound):
+            storage.list_folder("nowhere")
+
+    @pytest.mark.parametrize("size", [0, 1, 511, 4095, 4096, 4097, 12288, 70001])
+    def test_content_and_size_are_exact(self, storage: Storage, size: int) -> None:
+        data = bytes(range(256)) * (size // 256 + 1)
+        write_file(storage, "file", data[:size])
+        assert read_file(storage, "file") == data[:size]
+        assert storage.open_file("file").size == size
+
+    @pytest.mark.parametrize("piece", [1000, 4096, 8192, 10007])
+    def test_writing_in_pieces_from_any_memory(self, storage: Storage, piece: int) -> None:
+        data = bytes(range(251)) * 160
+        with mmap.mmap(-1, 65536) as region:  # page-aligned, as staging memory is
+            region[: len(data)] = data
+            file = storage.create_file("file", len(data))
+            view = memoryview(region)
+            for offset in reversed(range(0, len(data), piece)):
+                with view[offset : min(offset + piece, len(data))] as part:
+                    file.write(offset, part)
+            view.release()
+            file.sync()
+            file.close()
+            file.close()
+        assert read_file(storage, "file") == data
+
+    def test_reading_parts_and_past_the_end(self, storage: Storage) -> None:
+        write_file(storage, "file", b"0123456789")
+        file = storage.open_file("file")
+        buffer = bytearray(4)
+        assert file.read_into(3, memoryview(buffer)) == 4
+        assert buffer == b"3456"
+        assert file.read_into(8, memoryview(buffer)) == 2
+        assert buffer[:2] == b"89"
+        assert file.read_into(10, memoryview(buffer)) == 0
+
+    def test_names_that_are_taken_or_missing(self, storage: Storage) -> None:
+        write_file(storage, "file", b"old")
+        storage.make_folder("folder")
+        for make in (lambda: storage.create_file("file", 3), lambda: storage.make_folder("folder")):
+            with pytest.raises(StorageError):
+                make()
+        assert read_file(storage, "file") == b"old"
+        for ask in (
+            lambda: storage.open_file("none"),
+            lambda: storage.remove_file("none"),
+            lambda: storage.create_file("nowhere/file", 1),
+            lambda: storage.rename("none", "other"),
+        ):
+            with pytest.raises(NotFound):
+                ask()
+
+    def test_rename_replaces(self, storage: Storage) -> None:
+        write_file(storage, "draft", b"new")
+        write_file(storage, "name", b"old")
+        storage.rename("draft", "name")
+        storage.sync_folder("")
+        assert storage.list_folder("") == [Entry("name", "file")]
+        assert read_file(storage, "name") == b"new"
+
+    def test_removing(self, storage: Storage) -> None:
+        storage.make_folder("step")
+        write_file(storage, "step/a", b"1")
+        with pytest.raises(StorageError):
+            storage.remove_folder("step")
+        storage.remove_file("step/a")
+        storage.sync_folder("step")
+        storage.remove_folder("step")
+        assert storage.list_folder("") == []
+
+    def test_one_lock(self, storage: Storage) -> None:
+        lock = storage.lock(".lock", '{"pid": 1}')
+        lock.check()
+        with pytest.raises(Busy):
+            storage.lock(".lock", '{"pid": 2}')
+        lock.release()
+        lock.release()
+        second = storage.lock(".lock", '{"pid": 2}')
+        second.check()
+        second.release()
