@@ -105,7 +105,7 @@ def test_seventh_does_not_fit(run: Path, wrong: str) -> None:
     else:
         model.append(torch.zeros(3))
         problem = r"/model/10: is not in the checkpoint"
-    with ms.Checkpointer(run) as ckpt:
+    with ms.Checkpointer(run, existing="continue") as ckpt:
         for _ in range(3):
             with pytest.raises(ms.StateMismatch, match=problem):
                 ckpt.restore({"model": model}, only="model")

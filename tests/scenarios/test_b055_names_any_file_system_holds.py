@@ -9,7 +9,25 @@ from pathlib import Path
 import numpy as np
 from states import restore, save
 
-_KEYS = ["Block", "block", "BLOCK", "CON", "con", "aux", "lpt1", "a:b", "a|b", "a?b", "dot.", "dot", " ", "", ".", "..", "é"]
+_KEYS = [
+    "Block",
+    "block",
+    "BLOCK",
+    "CON",
+    "con",
+    "aux",
+    "lpt1",
+    "a:b",
+    "a|b",
+    "a?b",
+    "dot.",
+    "dot",
+    " ",
+    "",
+    ".",
+    "..",
+    "é",
+]
 _RESERVED = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?")
 
 

@@ -19,7 +19,17 @@ def _nine(base: int) -> dict[Any, Any]:
     def t() -> np.ndarray:
         return np.full(2, next(values), np.float32)
 
-    return {"mlp/~/linear_0": t(), "a.b": t(), "a": {"b": t()}, "a/b": t(), "": t(), " ": t(), "..": t(), "0": t(), 0: t()}
+    return {
+        "mlp/~/linear_0": t(),
+        "a.b": t(),
+        "a": {"b": t()},
+        "a/b": t(),
+        "": t(),
+        " ": t(),
+        "..": t(),
+        "0": t(),
+        0: t(),
+    }
 
 
 @pytest.mark.parametrize("template", [False, True])

@@ -99,7 +99,19 @@ def test_a_scheduler_meets_its_milestones(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "key", [b"x", frozenset({1}), _Color.RED, np.int64(1), np.float64(1.0), _Text("x"), (1, b"x"), "\ud800", object, torch.float32]
+    "key",
+    [
+        b"x",
+        frozenset({1}),
+        _Color.RED,
+        np.int64(1),
+        np.float64(1.0),
+        _Text("x"),
+        (1, b"x"),
+        "\ud800",
+        object,
+        torch.float32,
+    ],
 )
 def test_other_keys_are_refused_in_the_caller(tmp_path: Path, key: Any) -> None:
     with ms.Checkpointer(tmp_path / "run") as ckpt:

@@ -212,7 +212,9 @@ def test_descriptors_do_not_reach_started_programs(storage: LocalStorage) -> Non
     file = storage.create_file("file", PAGE_BYTES * 2)
     lock = storage.lock(".lock", "{}")
     reader = storage.open_file("file")
-    held = [d for owner in (file, lock, reader) for d in vars(owner).values() if isinstance(d, int) and d > 2 and d < 1000]
+    held = [
+        d for owner in (file, lock, reader) for d in vars(owner).values() if isinstance(d, int) and d > 2 and d < 1000
+    ]
     assert held
     assert not any(os.get_inheritable(descriptor) for descriptor in held)
     lock.release()
