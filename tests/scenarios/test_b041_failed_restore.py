@@ -17,7 +17,7 @@ from hooked import HookedStorage
 
 import midstride as ms
 from midstride.errors import Unavailable
-from midstride.format.datafile import parse_header
+from midstride.format.datafile import header_nbytes, parse_header
 from midstride.storage import open_storage
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -44,7 +44,8 @@ def run(tmp_path: Path) -> Path:
 def _damage_seventh(run: Path) -> None:
     file = folder_of(run, 2) / "model.safetensors"
     raw = file.read_bytes()
-    flip_bit(file, parse_header(raw, len(raw))["6"].begin + 5)
+    header = raw[: header_nbytes(raw, len(raw))]
+    flip_bit(file, parse_header(header, len(raw))["6"].begin + 5)
 
 
 def _listing(run: Path) -> dict[str, int]:

@@ -94,7 +94,7 @@ def test_what_makes_no_sense_is_refused(every: Any, error: type[Exception]) -> N
 def test_a_refusal_says_what_to_write() -> None:
     with pytest.raises(ValueError, match="'10min'"):
         as_trigger("ten minutes")
-    with pytest.raises(TypeError, match="number of steps, a time such as '10min', or triggers joined by |"):
+    with pytest.raises(TypeError, match=r"number of steps, a time such as '10min', or triggers joined by \|"):
         as_trigger(object())  # type: ignore[arg-type]
 
 

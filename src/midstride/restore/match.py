@@ -242,6 +242,9 @@ class Matcher:
             return lambda: None
         if isinstance(template, dict):
             return self._mapping(template, tree, path, in_place=in_place)
+        if is_named_tuple(template) and tree.keys != list(template._fields):
+            self._wrong(path, f"has the fields {tree.keys}", f"{list(template._fields)}")
+            return lambda: None
         if (
             kind in ("set", "frozenset")
             or not template
