@@ -1,6 +1,6 @@
 """A small transformer learns a text letter by letter, on the CPU, and can be killed at any moment.
 
-    python examples/train_transformer.py --run runs/letters --steps 60 --every 10
+    python examples/train_transformer.py --run runs/letters --steps 200 --every 20
 
 Run it again with the same arguments and it goes on where the newest checkpoint left it. Weights, optimizer,
 learning rate, the order of the batches and the random numbers of dropout are all part of the state, so the end is
@@ -24,7 +24,7 @@ import midstride as ms
 DATA = Path(__file__).parent / "data"
 CONTEXT = 64
 BATCH = 8
-WIDTH, HEADS, LAYERS = 192, 4, 4
+WIDTH, HEADS, LAYERS = 192, 4, 3
 
 
 class Block(nn.Module):
@@ -140,8 +140,8 @@ def train(run: Path, total: int, every: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", type=Path, default=Path("runs/letters"), help="the folder for checkpoints")
-    parser.add_argument("--steps", type=int, default=60, help="train until this step")
-    parser.add_argument("--every", type=int, default=10, help="steps from one checkpoint to the next")
+    parser.add_argument("--steps", type=int, default=200, help="train until this step")
+    parser.add_argument("--every", type=int, default=20, help="steps from one checkpoint to the next")
     arguments = parser.parse_args()
     train(arguments.run, arguments.steps, arguments.every)
 

@@ -35,6 +35,8 @@ def assert_same(found: Any, wanted: Any, at: str = "state") -> None:
     elif dataclasses.is_dataclass(wanted):
         for field in dataclasses.fields(wanted):
             assert_same(getattr(found, field.name), getattr(wanted, field.name), f"{at}.{field.name}")
+    elif isinstance(wanted, int):
+        assert found == wanted, at
     else:
         assert repr(found) == repr(wanted), at  # NaN equals itself here, and -0.0 is not 0.0
 

@@ -20,7 +20,7 @@ from midstride.restore import load as loading
 from midstride.restore.catalog import lineage
 from midstride.restore.load import Restored
 from midstride.retention import Retention, as_retention, best_of
-from midstride.save.capture import capture, encode_metrics, exact_step
+from midstride.save.capture import capture, collection_paused, encode_metrics, exact_step
 from midstride.save.messages import Committed, Failed
 from midstride.save.pending import PendingSave
 from midstride.save.saver import Saver
@@ -165,14 +165,15 @@ class Checkpointer:
         if compare is None:
             self._listeners.before_save(SaveBegan(step))
         encoded = encode_metrics(metrics)
-        captured = capture(state)
-        if self._watch is not None:
-            self._watch.taken(step)
-        self._recorder.add(saves_begun=0 if compare is not None else 1)
-        pending = self._saver.begin(
-            captured, step, encoded, began=began, compare_with=compare, replaces=existing if overwrite else None,
-            bad=frozenset(self._bad),
-        )  # fmt: skip
+        with collection_paused():
+            captured = capture(state)
+            if self._watch is not None:
+                self._watch.taken(step)
+            self._recorder.add(saves_begun=0 if compare is not None else 1)
+            pending = self._saver.begin(
+                captured, step, encoded, began=began, compare_with=compare, replaces=existing if overwrite else None,
+                bad=frozenset(self._bad),
+            )  # fmt: skip
         self._prepared = True
         stall = pending._stall_seconds = time.perf_counter() - began
         self._recorder.add(stall_seconds=stall)

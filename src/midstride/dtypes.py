@@ -23,14 +23,14 @@ class DType:
     stored_as: str
     """safetensors' name of what is stored."""
     last_dim: int = 0
-    """0: the shape as it is; -1: an extra last dimension of 2; 2: the last dimension counts double."""
+    """0: the shape as it is; -1: an extra last dimension of 2; 2: the last dimension counts double (of a 0-d array: 2)."""
 
     def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape that the safetensors header tells for an array of this dtype."""
         if self.last_dim == -1:
             return (*shape, 2)
-        if self.last_dim and shape:
-            return (*shape[:-1], shape[-1] * self.last_dim)
+        if self.last_dim:
+            return (*shape[:-1], math.prod(shape[-1:]) * self.last_dim)
         return shape
 
 

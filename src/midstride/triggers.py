@@ -193,18 +193,21 @@ class _SignalWatch:
             self._ours = self._handle
             self._earlier = signal.signal(signum, self._ours)
         else:
-            name = signal.Signals(signum).name
+            name = signal.Signals(signum).name if signum in set(signal.Signals) else f"signal {signum}"
             message = f"OnSignal({name}) does nothing off the main thread: on {name} call request_stop() yourself"
             _log.warning(message)
             warnings.warn(message, RuntimeWarning, stacklevel=2)
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
-        if os.getpid() != self._process:
-            # A forked child, such as a pool's worker: for it the signal means what it meant before.
+        closed = not self._installed
+        if os.getpid() != self._process or (closed and signal.getsignal(signum) == self._ours):
+            # A forked child, such as a pool's worker, or a closed run whose handler a run closed after it
+            # put back: the signal means what it meant before.
             signal.signal(signum, self._earlier if self._earlier is not None else signal.SIG_DFL)
             os.kill(os.getpid(), signum)
             return
-        self._arrived.set()
+        if not closed:
+            self._arrived.set()
         if callable(self._earlier):
             self._earlier(signum, frame)
 

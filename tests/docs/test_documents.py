@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests import plain_reader
 
 import midstride as ms
 from midstride import errors
-from tests import plain_reader
 
 ROOT = Path(__file__).parents[2]
 

@@ -65,8 +65,12 @@ import midstride as ms
 from hooked import Gate, HookedStorage, data_of
 
 gate = Gate()
-storage = HookedStorage(ms.LocalStorage(sys.argv[1]), lambda operation, name: gate(operation, name) if name.startswith(data_of(2)) else None)
-ckpt = ms.Checkpointer(storage, keep=1)
+
+def hook(operation, name):
+    if name.startswith(data_of(2)):
+        gate(operation, name)
+
+ckpt = ms.Checkpointer(HookedStorage(ms.LocalStorage(sys.argv[1]), hook), keep=1)
 ckpt.save(1, {"w": np.full(5000, 1.0)}).result()
 ckpt.save(2, {"w": np.full(5000, 2.0)})
 assert gate.reached.wait(60)

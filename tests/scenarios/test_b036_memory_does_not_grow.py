@@ -19,7 +19,7 @@ import numpy as np
 import midstride as ms
 
 MIB = 2**20
-STATE = 4 * MIB
+STATE = 2 * MIB
 
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
@@ -57,4 +57,4 @@ def test_four_hundred_saves(tmp_path: Path) -> None:
     before, peak, staging, state = map(int, last.split())
     assert staging <= state + 2**20
     # The state that is made anew each time, the staging memory, and a fixed sum for threads and buffers.
-    assert peak - before <= state + staging + 24 * 2**20
+    assert peak - before <= state + staging + 16 * 2**20

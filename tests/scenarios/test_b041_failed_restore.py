@@ -37,7 +37,7 @@ def _values(model: Any) -> set[float]:
 def run(tmp_path: Path) -> Path:
     with ms.Checkpointer(tmp_path / "run") as ckpt:
         for step in (1, 2):
-            ckpt.save(step, {"model": _model(step), "plain": {"w": np.full(10, step)}})
+            ckpt.save(step, {"model": _model(step), "plain": {"w": np.full(10, float(step))}})
     return tmp_path / "run"
 
 
@@ -64,7 +64,7 @@ def test_seventh_is_corrupt(run: Path) -> None:
             with pytest.raises(ms.StagingError, match="not whole, nothing was saved"):
                 ckpt.save(3, {"model": model})
         assert _listing(run) == before, "no debris"
-        restored = ckpt.restore({"model": model, "plain": {"w": np.zeros(10, np.int64)}}, step=1)
+        restored = ckpt.restore({"model": model, "plain": {"w": np.zeros(10)}}, step=1)
         assert restored is not None and _values(model) == {1}
         ckpt.save(3, {"model": model, "plain": plain})
     assert values_in(ms.open(run).load(3)["model"]) == {1}
@@ -74,7 +74,7 @@ def test_fallback_makes_the_objects_whole(run: Path) -> None:
     _damage_seventh(run)
     model = _model(0)
     with ms.Checkpointer(run) as ckpt:
-        restored = ckpt.restore({"model": model, "plain": {"w": np.zeros(10, np.int64)}})
+        restored = ckpt.restore({"model": model, "plain": {"w": np.zeros(10)}})
         assert restored is not None and restored.step == 1 and "/model/6" in restored.warnings[0]
         assert _values(model) == {1}
         ckpt.save(2, {"model": model})

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 from states import restore, save
-
 from tests.exact import assert_same
 
 

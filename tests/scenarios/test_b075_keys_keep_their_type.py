@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 from states import nothing_written, restore, round_trip, save
+from tests.exact import assert_same
 
 import midstride as ms
-from tests.exact import assert_same
 
 
 class _Color(enum.Enum):

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from states import restore, save
+from tests.exact import assert_same
 
 import midstride as ms
-from tests.exact import assert_same
 
 
 class Point(NamedTuple):

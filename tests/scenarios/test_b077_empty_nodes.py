@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from states import restore, round_trip, save
-
 from tests.exact import assert_same
 
 

@@ -12,9 +12,9 @@ from typing import Any, NoReturn
 import numpy as np
 import pytest
 from states import restore, round_trip, save
+from tests.exact import assert_same
 
 import midstride as ms
-from tests.exact import assert_same
 
 
 @pytest.mark.parametrize("kind", ["PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64"])

@@ -12,10 +12,10 @@ import torch
 import xxhash
 from children import run_well
 from states import restore, save
-
-import midstride as ms
 from tests import plain_reader
 from tests.exact import assert_same
+
+import midstride as ms
 
 _NAMES = ["bfloat16", "float8_e4m3fn", "float8_e5m2", "int4"]
 

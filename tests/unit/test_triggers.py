@@ -281,23 +281,46 @@ def test_a_handler_installed_over_ours_is_left_alone(calls: list[int]) -> None:
     assert signal.getsignal(SIGNAL) is later
 
 
-@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_two_for_one_signal_both_hear_it(calls: list[int], order: tuple[int, int]) -> None:
+def test_two_for_one_signal_both_hear_it(calls: list[int]) -> None:
     before = signal.getsignal(SIGNAL)
     watches = [OnSignal(SIGNAL).start(0), OnSignal(SIGNAL).start(0)]
     signal.raise_signal(SIGNAL)
     assert [watch.stop_requested for watch in watches] == [True, True]
     assert calls == [SIGNAL]
-    if order == (1, 0):
-        for index in order:
-            watches[index].close()
-        assert signal.getsignal(SIGNAL) is before
-    else:
-        # The first one's handler is under the second's, which goes on calling it: late, and harmless.
-        for index in order:
-            watches[index].close()
-        signal.raise_signal(SIGNAL)
-        assert calls == [SIGNAL, SIGNAL]
+    for watch in reversed(watches):
+        watch.close()
+    assert signal.getsignal(SIGNAL) is before
+
+
+def test_the_first_of_two_is_closed_first(calls: list[int]) -> None:
+    """Its handler lies under the second's, which goes on calling it and at its own end puts it back."""
+    before = signal.getsignal(SIGNAL)
+    trigger = OnSignal(SIGNAL)
+    first, second = trigger.start(0), OnSignal(SIGNAL).start(0)
+    first.close()
+    signal.raise_signal(SIGNAL)
+    assert second.stop_requested and calls == [SIGNAL]
+    assert not trigger.received
+    second.close()
+    signal.raise_signal(SIGNAL)
+    assert calls == [SIGNAL, SIGNAL]
+    assert signal.getsignal(SIGNAL) is before
+
+
+def test_a_process_can_be_ended_by_the_signal_once_all_runs_are_closed() -> None:
+    script = """
+        import os, signal
+        from midstride.triggers import OnSignal
+        child = os.fork()
+        if child == 0:
+            watches = [OnSignal().start(0), OnSignal().start(0)]
+            for watch in watches:
+                watch.close()
+            signal.raise_signal(signal.SIGTERM)
+            os._exit(7)  # never reached
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM)
+    """
+    assert _python(script) == "True"
 
 
 def test_any_of_tells_of_the_signal_and_puts_handlers_back(calls: list[int]) -> None:
@@ -335,6 +358,11 @@ def test_off_the_main_thread_one_warning_names_what_to_call_instead(
     assert not watch.observe(1) and not watch.stop_requested
     watch.close()
     assert signal.getsignal(SIGNAL) is before
+
+
+def test_the_warning_can_name_a_signal_that_has_no_name() -> None:
+    with pytest.warns(RuntimeWarning, match=f"signal {signal.SIGRTMIN + 1}"):
+        _on_a_thread(lambda: OnSignal(signal.SIGRTMIN + 1).start(0))
 
 
 def test_closing_off_the_main_thread_raises_nothing(calls: list[int]) -> None:

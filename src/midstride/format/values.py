@@ -97,9 +97,13 @@ def _encode_text(value: str) -> Any:
 def _encode_scalar(value: np.generic, path: Path) -> Any:
     name = value.dtype.name
     if value.dtype.hasobject or value.dtype.kind not in "biufcV" or value.dtype.names or name.startswith("void"):
-        raise UnsupportedState(f"{pointer(path)}: a NumPy scalar of dtype {value.dtype} cannot be saved")
+        raise UnsupportedState(
+            f"{pointer(path)}: a NumPy scalar of dtype {value.dtype} cannot be saved. Nothing was written"
+        )
     if name in ("longdouble", "clongdouble", "float128", "complex256"):
-        raise UnsupportedState(f"{pointer(path)}: {name} has no portable layout and cannot be saved")
+        raise UnsupportedState(
+            f"{pointer(path)}: {name} has no portable layout and cannot be saved. Nothing was written"
+        )
     raw = value.astype(value.dtype.newbyteorder("<")).tobytes()
     return {"$": "numpy", "dtype": name, "v": raw.hex()}
 

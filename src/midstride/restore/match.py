@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from midstride.dtypes import DTYPES, array_nbytes
-from midstride.errors import UnsupportedState
+from midstride.errors import StateMismatch, UnsupportedState
 from midstride.format.manifest import Manifest
 from midstride.format.values import StoredEnum
 from midstride.restore.select import Index
@@ -202,8 +202,16 @@ class Matcher:
             hint = " (cast=True converts it)" if _number_kind(saved) == _number_kind(leaf.dtype) else ""
             self._wrong(path, f"has dtype {saved}", leaf.dtype + hint)
             return lambda: None
-        build = self._destination(index, adapter.new_array(saved, leaf.shape))
-        return lambda: adapter.convert(build(), template, in_place=in_place)
+        destination = adapter.new_array(saved, leaf.shape)
+        build = self._destination(index, destination)
+
+        def convert() -> Any:
+            array = build()
+            if "int" in saved and not _ints_fit(destination.buffer, saved, leaf.dtype):
+                raise StateMismatch(f"{pointer(path)}: {saved} values of the checkpoint do not fit {leaf.dtype}")
+            return adapter.convert(array, template, in_place=in_place)
+
+        return convert
 
     def _object(self, adapter: ArrayAdapter | None, template: Any, tree: Tree, path: Path) -> Build:
         if isinstance(tree, Node) and tree.kind == "object":
@@ -375,6 +383,11 @@ def _number_kind(dtype: str) -> str:
         if dtype.removeprefix("b").startswith(kind) and dtype in DTYPES:
             return "float" if kind == "float" else kind
     return dtype
+
+
+def _ints_fit(packed: np.ndarray, saved: str, wanted: str) -> bool:
+    values = packed.view(np.dtype(saved).newbyteorder("<"))
+    return bool((values.astype(wanted).astype(saved) == values).all())
 
 
 def _what(tree: Tree) -> str:

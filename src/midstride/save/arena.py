@@ -51,8 +51,14 @@ class Arena:
         if self._prefault is not None:
             self._prefault.join()
         self.bytes = np.empty(0, np.uint8)
-        with contextlib.suppress(BufferError):  # a view is alive: its owner frees the memory
+        try:
             self._map.close()
+        except BufferError:
+            # A view is alive, such as one in the traceback of a failed save that is kept: the addresses
+            # stay its own until it goes, the memory behind them need not.
+            if hasattr(mmap, "MADV_REMOVE"):
+                with contextlib.suppress(OSError):
+                    self._map.madvise(mmap.MADV_REMOVE)
 
 
 def _shared_memory(nbytes: int) -> mmap.mmap:

@@ -7,9 +7,11 @@ encoded here, at once.
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import json
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +39,22 @@ def capture(state: Any) -> Captured:
     for adapter in {id(leaf.adapter): leaf.adapter for leaf in walked.leaves}.values():
         adapter.synchronize([leaf for leaf in walked.leaves if leaf.adapter is adapter])
     return Captured(tree_json, walked.leaves)
+
+
+@contextlib.contextmanager
+def collection_paused() -> Iterator[None]:
+    """Put garbage collection off while a state is captured and staged.
+
+    Ten thousand arrays make fifty thousand small objects that all live until they are staged: looking
+    for garbage among them, and through the caller's whole heap, would cost more than the walk.
+    """
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def exact_step(step: Any) -> int:

@@ -49,7 +49,8 @@ class Stager:
             _put(self._arena.bytes, base, file.head)
         delivered = 0
         for batch in self._batches:
-            batch.adapter.copy([leaves[number] for number in batch.leaves], batch.views)
+            if batch.leaves:  # none where all of them are empty
+                batch.adapter.copy([leaves[number] for number in batch.leaves], batch.views)
             for number in range(delivered, batch.chunks_full):
                 deliver(number, plan.chunks[number].place)
             delivered = max(delivered, batch.chunks_full)

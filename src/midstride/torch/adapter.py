@@ -85,7 +85,7 @@ class TorchAdapter:
         # NumPy's allocator asks for huge pages, PyTorch's does not: filling fresh memory is then
         # bound by the disk and not by page faults.
         buffer = np.empty(array_nbytes(dtype, shape), np.uint8)
-        tensor = torch.from_numpy(buffer).view(_DTYPES[dtype]).view(shape)
+        tensor = _viewed(buffer, _DTYPES[dtype]).view(shape)
 
         def finish() -> torch.Tensor:
             if like is None:
@@ -149,9 +149,13 @@ def _why_refused(value: torch.Tensor) -> str:
 
 
 def _over(out: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
-    tensor = torch.from_numpy(out)
     # Packed fp4 cannot be copied as such, so it goes as the bytes that it is.
-    return tensor if dtype == torch.float4_e2m1fn_x2 else tensor.view(dtype)
+    return _viewed(out, torch.uint8 if dtype == torch.float4_e2m1fn_x2 else dtype)
+
+
+def _viewed(buffer: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
+    # An array without elements has stride 0 in NumPy, and PyTorch refuses to view that as a wider dtype.
+    return torch.from_numpy(buffer).view(dtype) if buffer.size else torch.empty(0, dtype=dtype)
 
 
 def _copyable(tensor: torch.Tensor) -> torch.Tensor:

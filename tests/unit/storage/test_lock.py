@@ -75,12 +75,15 @@ def test_an_owner_on_another_host_and_a_dead_one(path: str) -> None:
 
 def test_a_forked_child_does_not_keep_it(path: str) -> None:
     held = take_lock(path, describe_owner())
-    ready, go = os.pipe()
+    wait_here, go = os.pipe()
+    told, tell = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(go)
-        os.read(ready, 1)  # until the parent is done
+        os.write(tell, b"x")
+        os.read(wait_here, 1)  # until the parent is done
         os._exit(0)
+    os.read(told, 1)  # the child has started, and so has let go
     held.release()
     take_lock(path, describe_owner()).release()  # although the child lives
     os.close(go)

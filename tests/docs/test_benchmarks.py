@@ -1,0 +1,15 @@
+"""The benchmark runs, on small sizes: it asserts counts and bytes itself, and never a time."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+
+def test_quick_form(tmp_path: Path) -> None:
+    script = Path(__file__).parents[2] / "benchmarks" / "bench_core.py"
+    command = [sys.executable, str(script), "--quick", "--folder", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "midstride: stall of save()" in done.stdout
+    assert list(tmp_path.iterdir()) == []
