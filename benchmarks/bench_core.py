@@ -210,8 +210,14 @@ def main() -> None:
     arguments = parser.parse_args()
     total, small, repeats = (8 * MIB, 200, 2) if arguments.quick else (1229 * MIB, 10_000, arguments.repeats)
     folder = Path(tempfile.mkdtemp(prefix="midstride-bench-", dir=arguments.folder))
-    versions = {"midstride": ms.__version__, "torch": torch.__version__, "numpy": np.__version__,
-                "python": platform.python_version(), "kernel": platform.release(), "cores": str(os.cpu_count())}  # fmt: skip
+    versions = {
+        "midstride": ms.__version__,
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+        "kernel": platform.release(),
+        "cores": str(os.cpu_count()),
+    }
     results: dict[str, Any] = {"versions": versions}
     text = ["# Midstride beside its floors", "", ", ".join(f"{k} {v}" for k, v in versions.items()), ""]
     cases: dict[str, tuple[Callable[[], Any], Path]] = {

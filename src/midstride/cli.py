@@ -137,7 +137,7 @@ def _print_catalog(catalog: Catalog) -> None:
     latest = catalog.latest
     table = Table("step", "seq", "saved (UTC)", "size", "metrics", "folder")
     for info in catalog.checkpoints:
-        metrics = ", ".join(f"{name} {value}" for name, value in info.metrics.items())
+        metrics = ", ".join(f"{name} {_number(value)}" for name, value in info.metrics.items())
         mark = " (latest)" if info is latest else ""
         row = (f"{info.step}{mark}", str(info.seq), info.created[:19], _size(info.nbytes), metrics, info.name)
         table.add_row(*row)
@@ -146,6 +146,10 @@ def _print_catalog(catalog: Catalog) -> None:
         console.print(f"unusable: step {entry.step}: {entry.problem}", style="red", markup=False)
     for name in sorted(catalog.debris):
         console.print(f"debris: {name} (of a save that never ended; the next save removes it)", markup=False)
+
+
+def _number(value: float | None) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def _size(nbytes: float) -> str:

@@ -23,7 +23,7 @@ class DType:
     stored_as: str
     """safetensors' name of what is stored."""
     last_dim: int = 0
-    """0: the shape as it is; -1: an extra last dimension of 2; 2: the last dimension counts double (of a 0-d array: 2)."""
+    """0: the shape as it is; -1: an extra last dimension of 2; 2: the last dimension counts double (0-d: it is 2)."""
 
     def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape that the safetensors header tells for an array of this dtype."""

@@ -1,7 +1,7 @@
 """A run with shuffling, dropout and random noise that is killed at any step and resumed in a new process sees the same batches and
 ends with the same weights, bit for bit, as one that was never interrupted.
 
-One process that has loaded PyTorch and computed nothing forks a new one for each part of a run.
+One process that has loaded PyTorch, and has one thread, forks a new one for each part of a run.
 """
 
 from __future__ import annotations
@@ -38,8 +38,10 @@ _SCRIPT = """
             self.generator.set_state(state["generator"])
             self.order, self.at = state["order"], state["at"]
 
+    torch.set_num_threads(1)
+    torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))]).step()    # imports a lot, once for all
+
     def run(folder, log, kill_after):
-        torch.set_num_threads(1)
         seed = os.getpid() if os.path.exists(folder) else 1    # a resumed run must not depend on its own seed
         random.seed(seed), np.random.seed(seed), torch.manual_seed(seed)
         data = torch.arange(EPOCH * BATCH * 6, dtype=torch.float32).reshape(-1, 6).sin()
@@ -48,7 +50,7 @@ _SCRIPT = """
         scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.05, total_steps=TOTAL + 1)
         loader = Loader(seed)
         state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "loader": loader, "rng": ms.RNG()}
-        with ms.Checkpointer(folder, every=1, keep=2, busy="wait") as ckpt:
+        with ms.Checkpointer(folder, every=5, keep=2) as ckpt:
             restored = ckpt.restore(state)
             step = restored.step if restored else 0
             while step < TOTAL:
@@ -64,7 +66,7 @@ _SCRIPT = """
                 log.flush()
                 ckpt.step(step, state, metrics={"loss": loss})
                 if step == kill_after:
-                    ckpt.wait()
+                    ckpt.save(step, state).result()
                     os.kill(os.getpid(), signal.SIGKILL)
         weights = {name: tensor.numpy().tobytes().hex() for name, tensor in model.state_dict().items()}
         log.write(json.dumps(weights) + "\\n")

@@ -24,8 +24,7 @@ class _OtherVersion(torch.optim.AdamW):
         for group in state["param_groups"]:
             del group["amsgrad"]
             group["turbo"] = 11
-        for fields in state["state"].values():
-            fields["step"] = float(fields["step"])
+        state["state"] = {n: {**fields, "step": float(fields["step"])} for n, fields in state["state"].items()}
         return state
 
 

@@ -23,6 +23,7 @@ MARKER_DRAFT = "midstride.json.tmp"
 LOCK = ".lock"
 MANIFEST = "manifest.json"
 MANIFEST_DRAFT = "manifest.json.tmp"
+INDEX_SUFFIX = ".safetensors.index.json"
 
 _STEP_FOLDER = re.compile(r"step-([0-9]{1,19})-([0-9a-f]{8})", re.ASCII)
 _DATA_FILE = re.compile(r"[a-z0-9_][a-z0-9_.-]{0,120}\.safetensors(\.index\.json)?", re.ASCII)
@@ -74,7 +75,7 @@ def data_file(stem: str, number: int, count: int) -> str:
 
 def index_file(stem: str) -> str:
     """Name of the index that says which tensor lies in which of an item's several data files."""
-    return f"{stem}.safetensors.index.json"
+    return stem + INDEX_SUFFIX
 
 
 def is_data_file(name: str) -> bool:

@@ -16,13 +16,14 @@ import xxhash
 
 from midstride.dtypes import DTYPES, array_nbytes
 from midstride.errors import CorruptCheckpoint, NewerFormat
-from midstride.format.layout import MAX_STEP, is_data_file
+from midstride.format.layout import INDEX_SUFFIX, MAX_STEP, is_data_file
 from midstride.info import CheckpointInfo
-from midstride.limits import BLOCK_BYTES
+from midstride.limits import BLOCK_BYTES, HEADER_LIMIT_BYTES
 
 FORMAT = 1
 _ZEROS = "0" * 32
 _TAIL = b'"digest":"' + _ZEROS.encode() + b'"}\n'
+TAIL_BYTES = len(_TAIL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,17 +153,20 @@ def _dumps(data: Any) -> str:
     return json.dumps(data, separators=(",", ":"), allow_nan=False)
 
 
+def check_tail(tail: bytes) -> bytes:
+    """The digest in a manifest's last ``TAIL_BYTES`` bytes. ``CorruptCheckpoint`` if they are not a manifest's."""
+    if len(tail) < TAIL_BYTES or not (tail.startswith(b'"digest":"') and tail.endswith(b'"}\n')):
+        raise CorruptCheckpoint("the manifest is cut off")
+    return tail[10:42]
+
+
 def decode_manifest(raw: bytes) -> Manifest:
     """Read a manifest and check it whole: its digest, its types, and that every range lies in its file.
 
     Raises ``CorruptCheckpoint``, or ``NewerFormat``, whatever the bytes are.
     """
-    if len(raw) < len(_TAIL) or not raw.endswith(b'"}\n'):
-        raise CorruptCheckpoint("the manifest is cut off")
-    zeroed = raw[: -len(_TAIL)] + _TAIL
-    claimed = raw[-len(_TAIL) :][10:42]
-    intact = raw[-len(_TAIL) :].startswith(b'"digest":"') and claimed == xxhash.xxh3_128_hexdigest(zeroed).encode()
-    if not intact:
+    claimed = check_tail(raw[-TAIL_BYTES:])
+    if claimed != xxhash.xxh3_128_hexdigest(raw[:-TAIL_BYTES] + _TAIL).encode():
         raise CorruptCheckpoint("the manifest's own digest does not match its bytes")
     try:
         data = json.loads(raw.decode("ascii"), parse_constant=_refuse_constant, object_pairs_hook=_no_duplicates)
@@ -214,6 +218,8 @@ def _file(data: Mapping[str, Any]) -> FileRecord:
         raise ValueError(f"a file named {name!r}")
     if header > size:
         raise ValueError(f"the header of {name} is longer than the file")
+    if header - 8 > HEADER_LIMIT_BYTES and not name.endswith(INDEX_SUFFIX):
+        raise ValueError(f"the header of {name} has {header} bytes")
     return FileRecord(name, size, header, _digest(data["header_digest"]))
 
 

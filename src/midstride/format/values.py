@@ -18,8 +18,9 @@ import ml_dtypes  # noqa: F401  (registers its dtypes with NumPy)
 import numpy as np
 
 from midstride.errors import CorruptCheckpoint, UnsupportedState
-from midstride.state import CONTAINER_KINDS, ArrayRef, Node, Path, Tree, Value, pointer, type_name
+from midstride.state import CONTAINER_KINDS, MAX_DEPTH, ArrayRef, Node, Path, Tree, Value, pointer, type_name
 
+_MAX_LEVELS = 2 * MAX_DEPTH + 1  # an object's state is a level, and no step of a path
 _EXACT_INT = 2**53  # above this, JSON readers of other languages round integers
 
 
@@ -111,14 +112,16 @@ def _encode_scalar(value: np.generic, path: Path) -> Any:
 def decode_tree(data: Any) -> Tree:
     """The tree back. ``CorruptCheckpoint`` for anything that ``encode_tree`` does not make."""
     try:
-        return _decode(data)
+        return _decode(data, 0)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
         raise CorruptCheckpoint(f"the manifest's tree is not understood: {error!r}") from error
 
 
-def _decode(data: Any) -> Tree:
+def _decode(data: Any, depth: int) -> Tree:
+    if depth > _MAX_LEVELS:
+        raise ValueError("it is nested too deep")
     if type(data) is list:
-        return Node("list", [_decode(item) for item in data])
+        return Node("list", [_decode(item, depth + 1) for item in data])
     if type(data) is not dict:
         return Value(_decode_value(data))
     kind = data["$"]
@@ -143,7 +146,7 @@ def _decode(data: Any) -> Tree:
     named_type = data.get("type")
     if named_type is not None and type(named_type) is not str:
         raise ValueError("a type's name")
-    return Node(kind, [_decode(item) for item in items], keys, named_type, extra)
+    return Node(kind, [_decode(item, depth + 1) for item in items], keys, named_type, extra)
 
 
 def _decode_note(data: Any) -> Any:

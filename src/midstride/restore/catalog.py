@@ -20,10 +20,10 @@ from midstride.errors import (
     StorageError,
 )
 from midstride.format import layout
-from midstride.format.manifest import Manifest, decode_manifest
+from midstride.format.manifest import TAIL_BYTES, Manifest, check_tail, decode_manifest
 from midstride.format.values import decode_metrics
 from midstride.info import CheckpointInfo
-from midstride.limits import MANIFEST_LIMIT_BYTES
+from midstride.limits import CHUNK_BYTES, MANIFEST_LIMIT_BYTES
 from midstride.storage.base import Entry, Storage
 
 
@@ -147,15 +147,19 @@ def read_manifest(storage: Storage, folder: str) -> Manifest:
     file = storage.open_file(name)
     try:
         if file.size > MANIFEST_LIMIT_BYTES:
-            raise CorruptCheckpoint(f"{storage.description}/{name}: a manifest of {file.size} bytes is not ours")
+            raise CorruptCheckpoint(f"a manifest of {file.size} bytes is not ours")
+        if file.size > CHUNK_BYTES:
+            # Before memory is taken for it: most of what is that large and no manifest ends in another way.
+            tail = bytearray(TAIL_BYTES)
+            file.read_into(file.size - TAIL_BYTES, memoryview(tail))
+            check_tail(bytes(tail))
         raw = bytearray(file.size)
         count = file.read_into(0, memoryview(raw))
-    finally:
-        file.close()
-    try:
         manifest = decode_manifest(bytes(raw[:count]))
     except (CorruptCheckpoint, NewerFormat) as error:
         raise type(error)(f"{storage.description}/{name}: {error}") from error
+    finally:
+        file.close()
     named = layout.parse_step_folder(folder)
     if named is not None and (named.step, named.attempt) != (manifest.step, manifest.attempt):
         raise CorruptCheckpoint(f"{storage.description}/{name}: the manifest of another checkpoint")

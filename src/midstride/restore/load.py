@@ -218,7 +218,7 @@ def _load(
 def _match(matcher: Matcher, template: Any, tree: Tree, report: Report, info: CheckpointInfo) -> Fill:
     try:
         fill = matcher.match(template, tree)
-    except (TypeError, UnsupportedState, ImportError) as error:
+    except (TypeError, ValueError, OverflowError, RecursionError, UnsupportedState, ImportError) as error:
         raise StateMismatch(f"{info.name} cannot be restored here: {error}. Nothing was changed") from error
     if report.problems:
         lines = "\n  ".join(report.problems[:50])

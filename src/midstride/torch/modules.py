@@ -24,6 +24,8 @@ _WRAPPERS = {
 }
 """The class of each wrapper, by name so that none needs importing, and its attribute for what it wraps."""
 
+_SELF_STRIPPING = ("_checkpoint_wrapped_module", "_fsdp_wrapped_module")
+
 _USUAL_VERSION = {"version": 1}
 
 
@@ -53,6 +55,9 @@ def canonical_keys(module: torch.nn.Module, keys: list[str]) -> list[str]:
     modules = canonical_names(module)
     if all(own == canonical for own, canonical in modules.items()):
         return keys
+    # Some wrappers take their own prefix off the keys, and leave what is below as it is.
+    for own, canonical in list(modules.items()):
+        modules.setdefault(".".join(part for part in own.split(".") if part not in _SELF_STRIPPING), canonical)
     result = []
     for key in keys:
         owner = key

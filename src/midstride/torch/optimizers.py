@@ -21,14 +21,15 @@ from midstride.torch.modules import canonical_keys
 @dataclass(frozen=True, slots=True)
 class _Parameter:
     name: str | None
-    shape: tuple[int, ...]
+    shape: tuple[int, ...] | None
+    """None where it was not saved."""
 
 
 def notes(optimizer: torch.optim.Optimizer, objects: list[LiveObject]) -> dict[str, Any]:
     """Names and shapes of the parameters, group by group, to be kept in the manifest."""
     return {
         "parameters": [
-            [{"name": p.name, "shape": list(p.shape)} for p in group] for group in _parameters(optimizer, objects)
+            [{"name": p.name, "shape": list(p.shape or ())} for p in group] for group in _parameters(optimizer, objects)
         ]
     }
 
@@ -63,11 +64,11 @@ def _names(objects: list[LiveObject]) -> dict[int, str]:
 def fit(optimizer: torch.optim.Optimizer, saved: Node, objects: list[LiveObject], report: Report) -> Any:
     """The saved state with the live optimizer's positions; differences go to the report."""
     tree = saved.children[0]
-    stored = _stored_parameters(saved)
     parts = _parts(tree)
-    if stored is None or parts is None:  # a state of its own shape: the optimizer knows best
+    if parts is None:  # a state of its own shape: the optimizer knows best
         return tree
     whole, states, groups = parts
+    stored = _stored_parameters(saved) or [_unnamed(group) for group in groups]
     live = _parameters(optimizer, objects)
     order = _match_groups(stored, live, report)
     if order is None:
@@ -95,6 +96,11 @@ def _stored_parameters(saved: Node) -> list[list[_Parameter]] | None:
     if not isinstance(groups, list):
         return None
     return [[_Parameter(p["name"], tuple(p["shape"])) for p in group] for group in groups]
+
+
+def _unnamed(group: Node) -> list[_Parameter]:
+    """Of an optimizer that was saved as its ``state_dict()``, which names nothing."""
+    return [_Parameter(None, None) for _ in _child(group, "params").children]
 
 
 def _parts(tree: Any) -> tuple[Node, Node, list[Node]] | None:
@@ -157,7 +163,7 @@ def _match_parameters(stored: list[_Parameter], live: list[_Parameter], report: 
     else:
         positions = list(range(len(live)))
     for parameter, position in zip(live, positions, strict=True):
-        if parameter.shape != stored[position].shape:
+        if stored[position].shape not in (None, parameter.shape):
             report.problems.append(
                 f"the optimizer's parameter {parameter.name or position} has shape {parameter.shape}, "
                 f"in the checkpoint {stored[position].shape}"
