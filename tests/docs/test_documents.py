@@ -51,6 +51,17 @@ def test_readme_runs_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert sorted(names["weights"]["model"]) == ["bias", "weight"]
 
 
+def test_the_guide_runs_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    names: dict[str, Any] = {"model": model, "optimizer": optimizer, "ema_weights": {"w": torch.arange(3.0)}}
+    for block in code_blocks(ROOT / "docs" / "guides" / "pytorch.md"):
+        exec(compile(block, "pytorch.md", "exec"), names)
+    assert torch.equal(names["late"]["w"], torch.arange(3.0))
+    assert names["reader"].latest().step == 10
+
+
 def test_readme_begins_with_the_two_commands() -> None:
     commands = re.search(r"```\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
     assert commands is not None

@@ -1,4 +1,5 @@
-"""Keys with slashes and dots, empty and blank keys, and keys that look alike when joined, are keys like any other."""
+"""Keys with slashes and dots, empty and blank keys, and keys that look alike when joined, are keys like
+any other."""
 
 from __future__ import annotations
 

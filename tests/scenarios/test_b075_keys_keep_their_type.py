@@ -1,4 +1,5 @@
-"""Keys come back with their types: int, str, bool, float, None and tuples are never each other. Others are refused in save()."""
+"""Keys come back with their types: int, str, bool, float, None and tuples are never each other. Others are
+refused in save()."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Containers keep their types. With a template: its very classes. Without: plain forms (a named tuple is a tuple, a
-dataclass is a dict), with a record of the classes there were; never a class of our own that looks like one."""
+"""Containers keep their types. With a template: its very classes. Without: plain forms (a named tuple is a
+tuple, a dataclass is a dict), with a record of the classes there were; never a class of our own that looks
+like one."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Integers of any size and the states of random generators come back exactly, so that their streams go on as if
-nothing had happened."""
+"""Integers of any size and the states of random generators come back exactly, so that their streams go on
+as if nothing had happened."""
 
 from __future__ import annotations
 

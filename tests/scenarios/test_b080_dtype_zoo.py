@@ -1,5 +1,5 @@
-"""Every dtype of NumPy, ml_dtypes and PyTorch, in every shape: the same bits, dtype and shape come back, or
-``save()`` names the key that it refuses."""
+"""Every dtype of NumPy, ml_dtypes and PyTorch, in every shape: the same bits, dtype and shape come back,
+or ``save()`` names the key that it refuses."""
 
 from __future__ import annotations
 

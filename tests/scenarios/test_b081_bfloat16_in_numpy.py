@@ -1,5 +1,5 @@
-"""The dtypes that NumPy alone lacks come back as themselves, also where no framework is installed; what a reader
-does not know is an error or raw bytes under the dtype's name, never a void or a guess."""
+"""The dtypes that NumPy alone lacks come back as themselves, also where no framework is installed; what a
+reader does not know is an error or raw bytes under the dtype's name, never a void or a guess."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Arrays of objects, strings, dates and records, and objects of unknown classes, are refused in ``save()`` with their path, before
-anything is written. Nothing is pickled, and a restore leaves nothing out without saying so."""
+"""Arrays of objects, strings, dates and records, and objects of unknown classes, are refused in ``save()``
+with their path, before anything is written. Nothing is pickled, and a restore leaves nothing out without
+saying so."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""A view costs its own elements, on disk and in staging memory, never those of the storage behind it. What shares memory
-in part is stored as separate arrays; only two places that are the very same elements are stored once."""
+"""A view costs its own elements, on disk and in staging memory, never those of the storage behind it. What
+shares memory in part is stored as separate arrays; only two places that are the very same elements are
+stored once."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Whatever the order of an array in memory, its values come back: files hold C order, little-endian. Without a
-template arrays come back in C order and native byte order; memory that an object already has keeps its layout."""
+"""Whatever the order of an array in memory, its values come back: files hold C order, little-endian.
+Without a template arrays come back in C order and native byte order; memory that an object already has
+keeps its layout."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Meta, sparse, quantized and nested tensors, and subclasses of ``Tensor``, are refused in ``save()`` with their path: there is
-no file with a part of what they are. So they are as templates of a restore."""
+"""Meta, sparse, quantized and nested tensors, and subclasses of ``Tensor``, are refused in ``save()`` with
+their path: there is no file with a part of what they are. So they are as templates of a restore."""
 
 from __future__ import annotations
 

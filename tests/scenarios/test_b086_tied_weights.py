@@ -1,7 +1,9 @@
-"""Whether two weights are one is decided by memory, never by name or by value. One memory is stored once and stays one; equal
-values in two memories are two arrays; overlapping views are separate arrays with their own values.
+"""Whether two weights are one is decided by memory, never by name or by value. One memory is stored once
+and stays one; equal values in two memories are two arrays; overlapping views are separate arrays with
+their own values.
 
-Restoring two different arrays into weights that are tied here is an error, not a choice of one."""
+Restoring two different arrays into weights that are tied here is an error, not a choice of one.
+"""
 
 from __future__ import annotations
 

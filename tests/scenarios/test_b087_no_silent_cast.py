@@ -1,5 +1,6 @@
-"""A dtype or a shape that differs from the template's is an error that names the key and both sides. ``cast=True`` converts
-within floats, within ints (where every value fits) and within complex numbers; between kinds nothing is ever converted."""
+"""A dtype or a shape that differs from the template's is an error that names the key and both sides.
+``cast=True`` converts within floats, within ints (where every value fits) and within complex numbers;
+between kinds nothing is ever converted."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A fresh optimizer in a new process gets all its moments and step counts back, although it has no place for them yet; a parameter
-that one side lacks is an error."""
+"""A fresh optimizer in a new process gets all its moments and step counts back, although it has no place
+for them yet; a parameter that one side lacks is an error."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Learning rates and every other field of every parameter group, the scheduler's own numbers and the plain values of the
-state are the saved ones, whatever the objects were built with; the schedule goes on exactly."""
+"""Learning rates and every other field of every parameter group, the scheduler's own numbers and the plain
+values of the state are the saved ones, whatever the objects were built with; the schedule goes on exactly."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A run with shuffling, dropout and random noise that is killed at any step and resumed in a new process sees the same batches and
-ends with the same weights, bit for bit, as one that was never interrupted.
+"""A run with shuffling, dropout and random noise that is killed at any step and resumed in a new process
+sees the same batches and ends with the same weights, bit for bit, as one that was never interrupted.
 
 One process that has loaded PyTorch, and has one thread, forks a new one for each part of a run.
 """

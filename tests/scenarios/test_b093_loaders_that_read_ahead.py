@@ -1,5 +1,6 @@
-"""A loader's position is that of the last batch the trainer has had when ``save()`` was called, however far its workers
-have read ahead by then or until the checkpoint is written: the next batch after a restore is the one after it."""
+"""A loader's position is that of the last batch the trainer has had when ``save()`` was called, however
+far its workers have read ahead by then or until the checkpoint is written: the next batch after a restore
+is the one after it."""
 
 from __future__ import annotations
 

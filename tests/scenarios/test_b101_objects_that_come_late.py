@@ -1,7 +1,8 @@
 """What a checkpoint has and the state has not is never dropped without a word.
 
-``restore(state)`` raises ``StateMismatch`` that names every saved item the state lacks; with ``strict=False`` they are listed in
-``.warnings``. An object that is built later is restored by itself: ``restore({"scaler": scaler}, only="scaler")``.
+``restore(state)`` raises ``StateMismatch`` that names every saved item the state lacks; with ``strict=False``
+they are listed in ``.warnings``. An object that is built later is restored by itself: ``restore({"scaler":
+scaler}, only="scaler")``.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""The names in a checkpoint are the module's own, whether it is compiled, distributed or checkpointed in its activations; so a
-state saved from one form is restored into any other. A restore that matches nothing is an error, with ``strict=False`` too."""
+"""The names in a checkpoint are the module's own, whether it is compiled, distributed or checkpointed in
+its activations; so a state saved from one form is restored into any other. A restore that matches nothing
+is an error, with ``strict=False`` too."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Fields of an optimizer that another version of its library has added or dropped are told by name, never by a KeyError.
+"""Fields of an optimizer that another version of its library has added or dropped are told by name, never
+by a KeyError.
 
-A field that the checkpoint lacks: ``StateMismatch``; with ``strict=False`` the live value stays and a warning says so. A field
-that the live optimizer does not know: a warning, and it is handed over as saved.
+A field that the checkpoint lacks: ``StateMismatch``; with ``strict=False`` the live value stays and a warning
+says so. A field that the live optimizer does not know: a warning, and it is handed over as saved.
 """
 
 from __future__ import annotations

@@ -83,13 +83,18 @@ def _as_index(name: str, part: Any) -> Index:
 
 def _prune(tree: Tree, path: Path, pointers: tuple[str, ...], found: set[str]) -> Tree | None:
     own = pointer(path)
+    part = None
+    if isinstance(tree, Node) and any(wanted.startswith(own + "/") for wanted in pointers):
+        part = _prune_children(tree, path, pointers, found)
     if own in pointers:
         found.add(own)
         return tree
-    if not isinstance(tree, Node) or not any(wanted.startswith(own + "/") for wanted in pointers):
-        return None
-    if tree.kind == "object":
-        child = _prune_child(tree.children[0], path, pointers, found)
+    return part
+
+
+def _prune_children(tree: Node, path: Path, pointers: tuple[str, ...], found: set[str]) -> Tree | None:
+    if tree.kind == "object":  # the path of its state is its own
+        child = _prune(tree.children[0], path, pointers, found)
         return None if child is None else Node("object", [child], None, tree.type_name, tree.extra)
     keys = tree.keys if tree.keys is not None else list(range(len(tree.children)))
     kept = [
@@ -103,43 +108,44 @@ def _prune(tree: Tree, path: Path, pointers: tuple[str, ...], found: set[str]) -
     return Node(tree.kind, [child for _, child in kept], new_keys, tree.type_name, tree.extra)
 
 
-def _prune_child(tree: Tree, path: Path, pointers: tuple[str, ...], found: set[str]) -> Tree | None:
-    # The path of an object's state is the object's own, which was looked at already.
-    return _prune(tree, path, pointers, found) if isinstance(tree, Node) else None
-
-
 def rename_tree(tree: Tree, rename: Mapping[str, str]) -> Tree:
     """The tree with places renamed: pointer in the checkpoint -> pointer in the state, in the same container.
 
-    ``StateMismatch`` names a place that is not there.
+    All are renamed at once, so names can be swapped. ``StateMismatch`` names a place that is not there,
+    or a name that is taken.
     """
+    names: dict[tuple[str, ...], str] = {}
     for old, new in rename.items():
         (*parent, last), (*new_parent, new_last) = _parts(old), _parts(new)
         if parent != new_parent:
             raise ValueError(f"rename {old!r} -> {new!r}: only the last part of a pointer can be renamed")
-        tree = _rename(tree, parent, last, new_last, old)
-    return tree
+        names[(*parent, last)] = new_last.replace("~1", "/").replace("~0", "~")
+    done: set[tuple[str, ...]] = set()
+    renamed = _rename(tree, (), names, done) if names else tree
+    for missing in names.keys() - done:
+        raise StateMismatch(f"rename= names /{'/'.join(missing)}, which is not a named place in the checkpoint")
+    return renamed
 
 
 def _parts(name: str) -> list[str]:
     return _as_pointer(name).split("/")[1:]
 
 
-def _rename(tree: Tree, parent: list[str], old: str, new: str, whole: str) -> Tree:
-    if isinstance(tree, Node) and tree.kind == "object":
-        inner = _rename(tree.children[0], parent, old, new, whole)
+def _rename(tree: Tree, at: tuple[str, ...], names: Mapping[tuple[str, ...], str], done: set[tuple[str, ...]]) -> Tree:
+    if not isinstance(tree, Node) or not any(old[: len(at)] == at for old in names):
+        return tree
+    if tree.kind == "object":
+        inner = _rename(tree.children[0], at, names, done)
         return Node("object", [inner], None, tree.type_name, tree.extra)
-    if not isinstance(tree, Node):
-        raise StateMismatch(f"rename= names {whole}, which is not in the checkpoint")
     keys = tree.keys if tree.keys is not None else list(range(len(tree.children)))
-    tokens = [pointer((key,))[1:] for key in keys]
-    step = parent[0] if parent else old
-    if step not in tokens:
-        raise StateMismatch(f"rename= names {whole}, which is not in the checkpoint")
-    at = tokens.index(step)
-    children, new_keys = list(tree.children), list(keys)
-    if parent:
-        children[at] = _rename(children[at], parent[1:], old, new, whole)
-    else:
-        new_keys[at] = new.replace("~1", "/").replace("~0", "~")
-    return Node(tree.kind, children, new_keys if tree.keys is not None else None, tree.type_name, tree.extra)
+    places = [(*at, pointer((key,))[1:]) for key in keys]
+    children = [_rename(child, place, names, done) for place, child in zip(places, tree.children, strict=True)]
+    if tree.keys is None:
+        return Node(tree.kind, children, None, tree.type_name, tree.extra)
+    new_keys = [names.get(place, key) for place, key in zip(places, keys, strict=True)]
+    for place in places:
+        if place in names:
+            done.add(place)
+            if sum(type(key) is str and key == names[place] for key in new_keys) > 1:
+                raise StateMismatch(f"rename= names two places {pointer((names[place],))} in /{'/'.join(at)}")
+    return Node(tree.kind, children, new_keys, tree.type_name, tree.extra)
