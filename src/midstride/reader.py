@@ -126,6 +126,8 @@ class RunReader:
 
 def latest_of(storage: Storage, catalog: Catalog) -> CheckpointInfo | None:
     """The newest usable checkpoint, with the three answers kept apart."""
+    newest = catalog.latest.seq if catalog.latest is not None else -1
+    loading.raise_unreadable(e for e in catalog.unusable if e.info is None or e.info.seq > newest)
     if catalog.latest is None and catalog.ever_committed:
         raise loading.nothing_restorable(storage, catalog)
     return catalog.latest

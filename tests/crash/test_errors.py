@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import midstride as ms
-from midstride.testing import FaultyStorage, fail_at, fail_from
+from midstride.testing import FaultyStorage, Operation, fail_at, fail_from
 from midstride.testing.faulty import Fault
 from tests.crash.runs import RUNS, Acknowledged, leftovers, problems, state_of
 
@@ -85,3 +85,33 @@ class _Once(Fault):
         if getattr(operation, "name", None) == self._name and not self._done:
             self._done = True
             fail_at(getattr(operation, "number", 0), errno.ENOSPC).before(operation)  # type: ignore[arg-type]
+
+
+def test_what_cannot_be_looked_at_is_not_passed_over(tmp_path: Path) -> None:
+    """Damage is passed over; a disk that does not answer is not: going back then would be a guess."""
+    storage = FaultyStorage(ms.LocalStorage(tmp_path / "run"))
+    with ms.Checkpointer(storage) as ckpt:
+        for step in (1, 2):
+            newest = ckpt.save(step, state_of(step)).result()
+    for name in ("manifest.json", "model.safetensors"):
+        storage.fault = _Unreadable(f"{newest.name}/{name}")
+        for look in (ms.Checkpointer(storage).restore, ms.Checkpointer(storage).restore):
+            with pytest.raises(ms.Unavailable, match="injected"):
+                look()
+        restored = ms.Checkpointer(storage).restore(step=1)
+        assert restored is not None
+        assert restored.step == 1
+    storage.fault = _Unreadable(f"{newest.name}/manifest.json")
+    with pytest.raises(ms.Unavailable):
+        ms.Checkpointer(storage).latest()
+    storage.fault = Fault()
+    assert ms.open(storage).load()["value"] == 2
+
+
+class _Unreadable(Fault):
+    def __init__(self, target: str) -> None:
+        self._target = target
+
+    def before(self, operation: Operation) -> None:
+        if operation.name in ("open_file", "read") and operation.target == self._target:
+            fail_at(operation.number, errno.EIO).before(operation)

@@ -52,10 +52,11 @@ def test_failed_save_is_taken_again(tmp_path: Path, staging_bytes: int | None) -
             raise Unavailable("injected")
 
     storage = WatchedWrites(open_storage(tmp_path), fail_once)
-    with ms.Checkpointer(storage, staging_bytes=staging_bytes) as ckpt:
-        ckpt.save(1, _state(1))
+    with ms.Checkpointer(storage, staging_bytes=staging_bytes, max_failures=1) as ckpt:
+        first = ckpt.save(1, _state(1))
+        ckpt.save(2, _state(2))
         with pytest.raises(WriteError, match="step 1 "):
-            ckpt.save(2, _state(2))  # begun all the same
+            first.result()
         ckpt.save(1, _state(1))  # while 2 is in flight
         ckpt.save(3, _state(3))
     assert failed

@@ -90,7 +90,7 @@ def test_failed_near_the_end(tmp_path: Path) -> None:
                 raise Unavailable("injected: the last of ten files")
 
     notes = _Notes(tmp_path)
-    ckpt = ms.Checkpointer(HookedStorage(open_storage(tmp_path), hook), listeners=[notes])
+    ckpt = ms.Checkpointer(HookedStorage(open_storage(tmp_path), hook), listeners=[notes], max_failures=1)
     ckpt.save(1, _state(1)).result()
     failed = ckpt.save(2, _state(2))
     with pytest.raises(ms.WriteError):

@@ -41,8 +41,8 @@ def test_death_is_told_and_mended(tmp_path: Path, operation: str, death: type[Ba
     writers = _Writers()
     ckpt = ms.Checkpointer(HookedStorage(open_storage(tmp_path / "run"), hook))
     ckpt.save(0, _STATE).result()
-    ckpt.save(1, _STATE)
     with pytest.raises(SaveError, match="injected") as caught:
+        ckpt.save(1, _STATE)  # a writer that dies at once is told of here
         ckpt.wait(timeout=10)
     assert isinstance(caught.value, WriterDied) == (death is not MemoryError)
     assert isinstance(caught.value.__cause__, death)

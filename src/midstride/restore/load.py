@@ -16,12 +16,13 @@ from midstride.errors import (
     NothingRestorable,
     PermissionDenied,
     StateMismatch,
+    Unavailable,
     UnsupportedState,
 )
 from midstride.format import layout
 from midstride.format.values import decode_tree
 from midstride.info import CheckpointInfo
-from midstride.restore.catalog import Catalog, describe_problems, info_of, read_manifest, scan
+from midstride.restore.catalog import Catalog, Unusable, describe_problems, info_of, read_manifest, scan
 from midstride.restore.match import Fill, Matcher, original_types
 from midstride.restore.reader import CheckpointReader, Want
 from midstride.restore.select import Selection, rename_tree
@@ -60,8 +61,8 @@ class Restored:
     """``seq`` of the checkpoints that were found bad on the way."""
 
 
-class PartlyOverwritten(CorruptCheckpoint):
-    """Reading failed after live objects had been written into, and no other checkpoint made them whole."""
+class _PartlyOverwritten(CorruptCheckpoint):
+    """A bad block was found after live objects had been written into."""
 
 
 def find(storage: Storage) -> Catalog:
@@ -115,10 +116,24 @@ def _restore(storage: Storage, template: Any, step: int | None, options: Options
 
 
 def _passed_over(catalog: Catalog, candidates: list[CheckpointInfo], step: int | None) -> list[str]:
-    """Unusable checkpoints that may be newer than the first candidate; an unreadable one has no known place."""
+    """Unusable checkpoints that may be newer than the first candidate; an unreadable one has no known place.
+
+    A damaged one is passed over. One that could not be looked at is not: going back would be a guess.
+    """
     newest = candidates[0].seq if candidates else -1
     entries = [e for e in catalog.unusable if step in (None, e.step) and (e.info is None or e.info.seq > newest)]
+    raise_unreadable(entries)
     return [f"step {entry.step} was passed over: {entry.problem}" for entry in entries]
+
+
+def raise_unreadable(entries: Iterable[Unusable]) -> None:
+    """Raise the first problem that is the storage's and not the checkpoint's."""
+    for entry in entries:
+        if isinstance(entry.problem, Unavailable):
+            raise Unavailable(
+                f"step {entry.step} could not be looked at: {entry.problem}. It was not passed over: try again, or "
+                "restore an older one by its step"
+            ) from entry.problem
 
 
 def _strict(problem: str, candidates: list[CheckpointInfo]) -> CorruptCheckpoint:
@@ -159,25 +174,21 @@ def _first_good(
         except Gone:
             raise
         except CorruptCheckpoint as error:
-            overwritten = overwritten or isinstance(error, PartlyOverwritten)
+            overwritten = overwritten or isinstance(error, _PartlyOverwritten)
             last = error
             bad.append(info.seq)
             if not fallback:
-                kind = PartlyOverwritten if overwritten else CorruptCheckpoint
-                raise kind(
-                    str(_strict(f"step {info.step} ({info.name}): {error}", candidates[number + 1 :]))
-                ) from error
+                damage = f"step {info.step} ({info.name}): {error}{_OVERWRITTEN if overwritten else ''}"
+                raise _strict(damage, candidates[number + 1 :]) from error
             warnings.append(f"step {info.step} was passed over: {error}")
             _log.warning("checkpoint %s cannot be used, trying the one before: %s", info.name, error)
-    message = "; ".join(warnings)
-    if overwritten:
-        raise PartlyOverwritten(
-            f"no checkpoint of {storage.description} could be restored, and the objects in the state are partly "
-            f"overwritten: build them anew. {message}"
-        ) from last
+    message = "; ".join(warnings) + (_OVERWRITTEN if overwritten else "")
     raise NothingRestorable(
-        f"{storage.description} holds checkpoints, and none can be restored: {message}. Nothing was changed or deleted"
+        f"{storage.description} holds checkpoints, and none can be restored: {message}. Nothing on disk was changed"
     ) from last
+
+
+_OVERWRITTEN = ". The objects in the state are partly overwritten: build them anew"
 
 
 def _load(
@@ -202,7 +213,7 @@ def _load(
             reader.read(wants)
         except CorruptCheckpoint as error:
             if fill.in_place:
-                raise PartlyOverwritten(str(error)) from error
+                raise _PartlyOverwritten(str(error)) from error
             raise
     if fill.loads or fill.last_loads:
         options.on_touch()

@@ -34,8 +34,13 @@ class Captured:
 
 def capture(state: Any) -> Captured:
     """Take a state apart and encode its values. ``UnsupportedState`` names what cannot be saved."""
-    walked = walk(state)
-    tree_json = json.dumps(encode_tree(walked.tree), separators=(",", ":"), allow_nan=False)
+    try:
+        walked = walk(state)
+        tree_json = json.dumps(encode_tree(walked.tree), separators=(",", ":"), allow_nan=False)
+    except RecursionError:
+        raise UnsupportedState(
+            "the state is nested too deep, or a state_dict() in it calls itself. Nothing was written"
+        ) from None
     for adapter in {id(leaf.adapter): leaf.adapter for leaf in walked.leaves}.values():
         adapter.synchronize([leaf for leaf in walked.leaves if leaf.adapter is adapter])
     return Captured(tree_json, walked.leaves)

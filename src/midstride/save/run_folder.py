@@ -33,8 +33,7 @@ class RunFolder:
         self._storage = storage
         self._lock = storage.lock(layout.LOCK, owner)
         try:
-            self._known: Known = {}
-            catalog = scan(storage, self._known)
+            catalog = scan(storage)
             self._admit(catalog, adopt)
             self._restored = restored.seq if restored is not None else None
             self._settle(catalog)
@@ -66,6 +65,10 @@ class RunFolder:
         self._head = self._restored if self._restored is not None else latest
         self._run = catalog.run or uuid.uuid4().hex
         self._checkpoints = catalog.checkpoints
+        damaged = [entry.info for entry in catalog.unusable if entry.info is not None]
+        self._known: Known = {info.name: info for info in (*catalog.checkpoints, *damaged)}
+        # They keep their place in the order. They must not stand for a good one that is then deleted.
+        self._damaged = {info.seq for info in damaged}
 
     @property
     def view(self) -> RunView:
@@ -100,7 +103,7 @@ class RunFolder:
         commit.publish_manifest(self._storage, self._lock, folder, manifest, tree_json)
         info = info_of(manifest, folder)
         self._known[folder] = info
-        self._checkpoints = [*catalog.checkpoints, info]
+        self._checkpoints = [*(c for c in catalog.checkpoints if c.seq not in self._damaged), info]
         self._head = info.seq
         return info
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 
 from midstride.storage.base import Entry, Lock, ReadableFile, Storage, WritableFile
 from midstride.storage.local import LocalStorage
@@ -10,13 +11,18 @@ from midstride.storage.memory import MemoryStorage
 
 __all__ = ["Entry", "LocalStorage", "Lock", "MemoryStorage", "ReadableFile", "Storage", "WritableFile", "open_storage"]
 
+_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|(s3|s3a|gs|gcs|az|abfs|abfss|hdfs|https?):/")
+"""Also with one slash: what pathlib makes of an address, and what would become a folder named ``s3:``."""
+
 
 def open_storage(path: str | os.PathLike[str] | Storage) -> Storage:
     """The storage for a path; a Storage is taken as it is. Nothing is made or looked at."""
     if isinstance(path, str | os.PathLike):
-        text = os.fspath(path)
-        if isinstance(text, str) and "://" in text:
-            raise ValueError(f"{text!r}: object stores are not supported yet; give a folder, or a Storage of your own")
+        if _ADDRESS.match(os.fsdecode(path)):
+            raise ValueError(
+                f"{os.fsdecode(path)!r} is the address of an object store, and these come with a later release. "
+                "Nothing was made. Give a folder, or a Storage of your own"
+            )
         return LocalStorage(path)
     if isinstance(path, Storage):
         return path

@@ -8,54 +8,34 @@ import fcntl
 import mmap
 import os
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
-from midstride.errors import NoSpace, NotFound, PermissionDenied, StorageError, Unavailable
+from midstride.errors import NoSpace, StorageError
 from midstride.limits import PAGE_BYTES
 from midstride.storage.base import Entry, Lock, ReadableFile, WritableFile
 from midstride.storage.lock import take_lock
+from midstride.storage.names import check_name
+from midstride.storage.system_errors import printable, storage_error, told
 
 _DIRECT = getattr(os, "O_DIRECT", 0)
 
-_ERRORS: dict[int, type[StorageError]] = {
-    errno.ENOENT: NotFound,
-    errno.ENOTDIR: NotFound,
-    errno.ENOSPC: NoSpace,
-    errno.EDQUOT: NoSpace,
-    errno.EFBIG: NoSpace,
-    errno.EACCES: PermissionDenied,
-    errno.EPERM: PermissionDenied,
-    errno.EROFS: PermissionDenied,
-}
-"""What each errno means to a caller; any other is ``Unavailable``."""
-
-
-def storage_error(error: OSError, what: str, path: object) -> StorageError:
-    """The library's error for the operating system's."""
-    kind = _ERRORS.get(error.errno or 0, Unavailable)
-    return kind(f"{what} {path}: {error.strerror or error}")
-
-
-@contextmanager
-def _told(what: str, path: object) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise storage_error(error, what, path) from error
-
 
 class LocalStorage:
-    """``storage.base.Storage`` for a folder. Nothing is made before ``make_root``."""
+    """``storage.base.Storage`` for a folder. Nothing is made before ``make_root``.
+
+    The root may be, or be reached through, a link. Of the folders in it, one that is a link (a step
+    that somebody moved to another disk) is read, and never written in; a deeper link is refused, and
+    so is a file that is a link.
+    """
 
     block_bytes = PAGE_BYTES
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         # Absolute once: a training script that changes its folder later must not take the run along.
-        self._root = os.path.abspath(os.fspath(path))
+        self._root = os.path.abspath(os.fsdecode(path))
         if "\0" in self._root:
             raise ValueError(f"{path!r} has a NUL in it")
-        self.description = self._root.encode("utf-8", "backslashreplace").decode()
+        self.description = printable(self._root)
 
     def make_root(self) -> None:
         missing = []
@@ -63,8 +43,9 @@ class LocalStorage:
         while not os.path.isdir(folder):
             missing.append(folder)
             folder = os.path.dirname(folder)
+        self._sync_name_of_existing(folder)
         for made in reversed(missing):
-            with _told("make the folder", made):
+            with told("make the folder", made):
                 try:
                     os.mkdir(made)
                 except FileExistsError:
@@ -73,46 +54,56 @@ class LocalStorage:
                 # The name of a new folder lies in its parent: unsynced, the whole run could vanish.
                 _sync_folder(os.path.dirname(made))
 
+    def _sync_name_of_existing(self, folder: str) -> None:
+        # A folder that is there may be seconds old: made by a process that was killed before it could
+        # sync the name, or by `mkdir`. Another's parent that we may not open is not ours to sync.
+        parent = os.path.dirname(folder)
+        try:
+            _sync_folder(parent)
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS, errno.EINVAL):
+                raise storage_error(error, "sync the folder", parent) from error
+
     def list_folder(self, folder: str) -> list[Entry]:
-        path = self._path(folder)
-        with _told("list", path), os.scandir(path) as entries:
+        path = self._folder(folder)
+        with told("list", path), os.scandir(path) as entries:
             return [Entry(entry.name, _kind(entry)) for entry in entries]
 
     def make_folder(self, folder: str) -> None:
         path = self._path(folder)
-        with _told("make the folder", path):
+        with told("make the folder", path):
             os.mkdir(path)
 
     def create_file(self, name: str, size: int) -> WritableFile:
         return _LocalWriter(self._path(name), size)
 
     def open_file(self, name: str) -> ReadableFile:
-        path = self._path(name)
+        path = self._path(name, reading=True)
         try:
             return _LocalReader(path)
         except OSError as error:
             if error.errno == errno.ELOOP:
-                raise StorageError(f"{path} is a link, and links are not read") from error
+                raise StorageError(f"{printable(path)} is a link, and files that are links are not read") from error
             raise storage_error(error, "open", path) from error
 
     def rename(self, old: str, new: str) -> None:
         source, target = self._path(old), self._path(new)
-        with _told(f"rename to {target}:", source):
+        with told(f"rename to {printable(target)}:", source):
             os.replace(source, target)
 
     def sync_folder(self, folder: str) -> None:
-        path = self._path(folder)
-        with _told("sync the folder", path):
+        path = self._folder(folder)
+        with told("sync the folder", path):
             _sync_folder(path)
 
     def remove_file(self, name: str) -> None:
         path = self._path(name)
-        with _told("remove", path):
+        with told("remove", path):
             os.unlink(path)
 
     def remove_folder(self, folder: str) -> None:
         path = self._path(folder)
-        with _told("remove the folder", path):
+        with told("remove the folder", path):
             if os.path.islink(path):
                 os.unlink(path)
             else:
@@ -120,16 +111,28 @@ class LocalStorage:
 
     def lock(self, name: str, owner: str) -> Lock:
         path = self._path(name)
-        with _told("lock", path):
+        with told("lock", path):
             return take_lock(path, owner)
 
-    def _path(self, name: str) -> str:
-        if not name:
-            return self._root
-        parts = name.split("/")
-        if "\0" in name or "\\" in name or any(part in ("", ".", "..") for part in parts):
-            raise StorageError(f"{name!r} is not a name inside {self.description}")
-        return os.path.join(self._root, *parts)
+    def _path(self, name: str, *, reading: bool = False) -> str:
+        """The full path, once the name and the folders on the way are seen to stay in the root."""
+        check_name(name, self.description)
+        path = self._root
+        *folders, last = name.split("/")
+        for depth, part in enumerate(folders):
+            path = os.path.join(path, part)
+            if os.path.islink(path) and not (reading and depth == 0):
+                raise StorageError(
+                    f"{printable(path)} is a link: nothing is written through one, and only a link that lies "
+                    f"directly in {self.description} is read through"
+                )
+        return os.path.join(path, last) if last else path
+
+    def _folder(self, folder: str) -> str:
+        path = self._path(folder, reading=True)
+        if "/" in folder and os.path.islink(path):
+            raise StorageError(f"{printable(path)} is a link that lies too deep to be read through")
+        return path
 
 
 def _kind(entry: os.DirEntry[str]) -> str:
@@ -141,9 +144,23 @@ def _kind(entry: os.DirEntry[str]) -> str:
 def _sync_folder(path: str) -> None:
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(descriptor)
+        if not _full_sync(descriptor):
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _full_sync(descriptor: int) -> bool:
+    """macOS: fsync leaves the bytes in the drive's cache, this call does not. False where it does not exist."""
+    if not hasattr(fcntl, "F_FULLFSYNC"):
+        return False
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
+    except OSError as error:
+        if error.errno not in (errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOTTY):
+            raise  # a failed sync is never retried by another call
+        return False
+    return True
 
 
 class _LocalWriter:
@@ -155,73 +172,77 @@ class _LocalWriter:
         self._size = size
         self._descriptor = -1
         self._direct = -1
-        with _told("make", path):
+        with told("make", path):
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
         try:
             self._reserve()
             self._direct = _open_direct(path) if size >= PAGE_BYTES else -1
         except BaseException:
             self.close()
-            os.unlink(path)
+            with suppress(OSError):  # what failed first is what is told
+                os.unlink(path)
             raise
 
     def _reserve(self) -> None:
         if not self._size:
             return
         code = _fallocate(self._descriptor, self._size)
-        if code in (errno.ENOSPC, errno.EDQUOT):
-            free = os.statvfs(os.path.dirname(self._path))
-            available = free.f_bavail * free.f_frsize
-            raise NoSpace(f"{self._path}: {self._size} bytes are needed and {available} are free")
         if code not in (0, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL):
-            raise storage_error(OSError(code, os.strerror(code)), "reserve space for", self._path)
+            error = OSError(code, os.strerror(code))
+            if code == errno.ENOSPC:
+                free = _free_bytes(self._path)
+                raise NoSpace(f"{printable(self._path)}: {self._size} bytes are needed and {free} are free") from error
+            raise storage_error(error, f"reserve {self._size} bytes for", self._path) from error
         # Without preallocation the size still becomes exact here, and holes are filled by the writes.
-        with _told("set the size of", self._path):
+        with told("set the size of", self._path):
             os.ftruncate(self._descriptor, self._size)
 
     def write(self, offset: int, data: memoryview) -> None:
         view = data.cast("B") if data.format != "B" or data.ndim != 1 else data
-        with _told("write", self._path):
+        with told("write", self._path):
             done = self._write_direct(offset, view) if self._direct >= 0 and offset % PAGE_BYTES == 0 else 0
             while done < len(view):
-                done += os.pwrite(self._descriptor, view[done:], offset + done)
+                count = os.pwrite(self._descriptor, view[done:], offset + done)
+                if not count:
+                    raise OSError(errno.EIO, "the file system took no bytes")
+                done += count
 
     def _write_direct(self, offset: int, view: memoryview) -> int:
-        """Write the whole blocks of ``view``; return how many bytes that were."""
+        """Write what can be written directly; return how many bytes from the start of ``view`` that was."""
         whole = len(view) // PAGE_BYTES * PAGE_BYTES
         done = 0
         while done < whole:
-            try:
-                count = os.pwrite(self._direct, view[done:whole], offset + done)
-            except OSError as error:
-                if error.errno == errno.EINVAL:  # memory or file system that direct writes are not for
-                    return done
-                raise
+            count = self._try_direct(view[done:whole], offset + done)
             done += count
-            if count % PAGE_BYTES:
+            if not count or count % PAGE_BYTES:
                 return done
-        tail = len(view) - whole
-        if tail and offset + len(view) == self._size:
-            self._write_padded(offset + whole, view[whole:])
+        tail = view[whole:]
+        if tail and offset + len(view) == self._size and self._write_padded(offset + whole, tail):
             return len(view)
         return done
 
-    def _write_padded(self, offset: int, tail: memoryview) -> None:
-        # The last block, padded, and the file cut to its size again: no byte goes through the page cache.
+    def _try_direct(self, data: memoryview | mmap.mmap, offset: int) -> int:
+        """0 where memory, place or file system are not fit for direct writes: these bytes go the plain way."""
+        try:
+            return os.pwrite(self._direct, data, offset)
+        except OSError as error:
+            if error.errno in (errno.EINVAL, errno.EOPNOTSUPP):
+                return 0
+            raise
+
+    def _write_padded(self, offset: int, tail: memoryview) -> bool:
+        """The last block, padded, and the file cut to its size again: no byte goes through the page cache."""
         with mmap.mmap(-1, PAGE_BYTES) as block:
             block[: len(tail)] = tail
-            if os.pwrite(self._direct, block, offset) != PAGE_BYTES:
-                raise OSError(errno.EIO, "a short write of the last block")
-        os.ftruncate(self._descriptor, self._size)
+            count = self._try_direct(block, offset)
+        if count:
+            os.ftruncate(self._descriptor, self._size)
+        return count >= len(tail)
 
     def sync(self) -> None:
-        with _told("sync", self._path):
-            if hasattr(fcntl, "F_FULLFSYNC"):
-                fcntl.fcntl(self._descriptor, fcntl.F_FULLFSYNC)
-            elif hasattr(os, "fdatasync"):
-                os.fdatasync(self._descriptor)
-            else:
-                os.fsync(self._descriptor)
+        with told("sync", self._path):
+            if not _full_sync(self._descriptor):
+                getattr(os, "fdatasync", os.fsync)(self._descriptor)
 
     def close(self) -> None:
         for descriptor in (self._descriptor, self._direct):
@@ -246,6 +267,14 @@ def _open_direct(path: str) -> int:
         return -1
 
 
+def _free_bytes(path: str) -> int | str:
+    try:
+        free = os.statvfs(os.path.dirname(path))
+    except OSError:
+        return "too few"
+    return free.f_bavail * free.f_frsize
+
+
 def _fallocate(descriptor: int, size: int) -> int:
     """fallocate(2) itself: glibc's posix_fallocate writes every block where the call is not supported."""
     try:
@@ -268,12 +297,12 @@ class _LocalReader:
         status = os.fstat(self._descriptor)
         if not stat.S_ISREG(status.st_mode):
             self.close()
-            raise StorageError(f"{path} is not a regular file")
+            raise StorageError(f"{printable(path)} is not a regular file")
         self.size = status.st_size
 
     def read_into(self, offset: int, buffer: memoryview) -> int:
         done = 0
-        with _told("read", self._path):
+        with told("read", self._path):
             while done < len(buffer):
                 count = self._read(offset + done, buffer[done:])
                 if not count:

@@ -7,6 +7,7 @@ import threading
 from midstride.errors import Busy, NoSpace, NotFound, StorageError
 from midstride.limits import PAGE_BYTES
 from midstride.storage.base import Entry, Lock, ReadableFile, WritableFile
+from midstride.storage.names import check_name
 
 
 class MemoryStorage:
@@ -28,8 +29,7 @@ class MemoryStorage:
 
     def list_folder(self, folder: str) -> list[Entry]:
         with self._guard:
-            if folder not in self._folders:
-                raise NotFound(f"{self.description}/{folder}: there is no such folder")
+            self._known_folder(folder)
             found = [Entry(_last(name), "file") for name in self._files if _parent(name) == folder]
             return found + [Entry(_last(name), "folder") for name in self._folders if name and _parent(name) == folder]
 
@@ -47,17 +47,20 @@ class MemoryStorage:
                     f"{self.description}/{name}: {size} bytes are needed and {self._capacity - used} are free"
                 )
             self._files[name] = bytearray(size)
-            return _MemoryFile(self._files[name])
+            return _MemoryFile(f"{self.description}/{name}", self._files[name])
 
     def open_file(self, name: str) -> ReadableFile:
         with self._guard:
-            if name not in self._files:
-                raise NotFound(f"{self.description}/{name}: there is no such file")
-            return _MemoryFile(self._files[name])
+            return _MemoryFile(f"{self.description}/{name}", self._files[self._known(name)])
 
     def rename(self, old: str, new: str) -> None:
         with self._guard:
-            self._files[new] = self._files.pop(self._known(old))
+            self._known(old)
+            check_name(new, self.description)
+            self._known_folder(_parent(new))
+            if new in self._folders:
+                raise StorageError(f"{self.description}/{new} is a folder, and was not replaced")
+            self._files[new] = self._files.pop(old)
 
     def sync_folder(self, folder: str) -> None:
         self.list_folder(folder)
@@ -74,31 +77,44 @@ class MemoryStorage:
 
     def lock(self, name: str, owner: str) -> Lock:
         with self._guard:
+            check_name(name, self.description)
+            self._known_folder(_parent(name))
             if name in self._locked:
-                raise Busy(f"{self.description} is held by {self._locked[name]}")
+                raise Busy(f"{self.description} is held by {self._locked[name]}. Nothing was written")
             self._locked[name] = owner
-            self._files.setdefault(name, bytearray(owner.encode()))
+            self._files[name] = bytearray(owner.encode())
             return _MemoryLock(self, name)
 
     def _claim(self, name: str) -> None:
+        check_name(name, self.description)
+        self._known_folder(_parent(name))
         if name in self._files or name in self._folders:
             raise StorageError(f"{self.description}/{name} exists already")
-        if _parent(name) not in self._folders:
-            raise NotFound(f"{self.description}/{_parent(name)}: there is no such folder")
+
+    def _known_folder(self, folder: str) -> None:
+        check_name(folder, self.description)
+        if folder not in self._folders:
+            raise NotFound(f"{self.description}/{folder}: there is no such folder")
 
     def _known(self, name: str) -> str:
+        check_name(name, self.description)
+        if name in self._folders:
+            raise StorageError(f"{self.description}/{name} is not a regular file")
         if name not in self._files:
             raise NotFound(f"{self.description}/{name}: there is no such file")
         return name
 
 
 class _MemoryFile:
-    def __init__(self, content: bytearray) -> None:
+    def __init__(self, where: str, content: bytearray) -> None:
+        self._where = where
         self._content = content
         self.size = len(content)
 
     def write(self, offset: int, data: memoryview) -> None:
-        self._content[offset : offset + len(data)] = data
+        if offset + data.nbytes > self.size:
+            raise StorageError(f"{self._where}: a write ends at {offset + data.nbytes}, the file at {self.size}")
+        self._content[offset : offset + data.nbytes] = data.cast("B")
 
     def read_into(self, offset: int, buffer: memoryview) -> int:
         piece = self._content[offset : offset + len(buffer)]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from midstride.storage.base import Entry, Lock, ReadableFile, Storage, WritableFile
-from midstride.storage.local import storage_error
+from midstride.storage.system_errors import storage_error
 
 
 class Crash(BaseException):
@@ -24,9 +24,11 @@ class Operation:
     number: int
     """From 1, over the life of the ``FaultyStorage``."""
     name: str
-    """The method, such as ``rename``; of a file ``write``, ``sync``, ``close`` or ``read``."""
+    """The method, such as ``rename``; of a file ``write``, ``sync``, ``close`` or ``read``; of a lock ``check``."""
     target: str
-    """The file or folder, relative to the root."""
+    """The file or folder, relative to the root; of a rename the new name."""
+    arguments: tuple[object, ...] = ()
+    """The old name of a rename, the size of a new file, offset and bytes of a write or read."""
 
 
 class Fault:
@@ -69,6 +71,26 @@ class _Stop(Fault):
             raise Crash(f"stopped after operation {operation.number}")
 
 
+class Gate(Fault):
+    """A storage that hangs: the operations that ``chosen`` says wait until ``open()``.
+
+    ``reached`` is set when the first of them has come.
+    """
+
+    def __init__(self, chosen: Callable[[Operation], bool]) -> None:
+        self._chosen, self._opened = chosen, threading.Event()
+        self.reached = threading.Event()
+
+    def before(self, operation: Operation) -> None:
+        if not self._opened.is_set() and self._chosen(operation):
+            self.reached.set()
+            self._opened.wait()
+
+    def open(self) -> None:
+        """Let those that wait, and all later ones, go on."""
+        self._opened.set()
+
+
 def _raise(code: int) -> Callable[[Operation], None]:
     def act(operation: Operation) -> None:
         error = OSError(code, os.strerror(code))
@@ -77,9 +99,12 @@ def _raise(code: int) -> Callable[[Operation], None]:
     return act
 
 
-def fail_at(number: int, code: int) -> Fault:
-    """Operation ``number`` fails with an errno, as ``LocalStorage`` would tell it."""
-    return _At(lambda operation: operation.number == number, _raise(code), late=False)
+def fail_at(number: int, code: int, *, late: bool = False) -> Fault:
+    """Operation ``number`` fails with an errno, as ``LocalStorage`` would tell it.
+
+    ``late``: it took effect all the same, as on a network mount whose answer was lost.
+    """
+    return _At(lambda operation: operation.number == number, _raise(code), late=late)
 
 
 def fail_from(number: int, code: int) -> Fault:
@@ -103,7 +128,11 @@ def kill_at(number: int, *, late: bool = False) -> Fault:
 
 
 class FaultyStorage:
-    """Wraps any storage. ``operations`` is the log; ``fault`` may be replaced at any time."""
+    """Wraps any storage. ``operations`` is the log; ``fault`` may be replaced at any time.
+
+    Not numbered, and never failing: closing what is read and releasing a lock. They change nothing
+    that is stored, and a process that is dead has done both.
+    """
 
     def __init__(self, inner: Storage, fault: Fault | None = None) -> None:
         self._inner = inner
@@ -113,13 +142,17 @@ class FaultyStorage:
         self.description = inner.description
         self.block_bytes = inner.block_bytes
 
-    def _do(self, name: str, target: str, action: Callable[[], Any]) -> Any:
+    def _do(self, name: str, target: str, action: Callable[[], Any], *arguments: object) -> Any:
         with self._guard:
-            operation = Operation(len(self.operations) + 1, name, target)
+            operation = Operation(len(self.operations) + 1, name, target, arguments)
             self.operations.append(operation)
         self.fault.before(operation)
         result = action()
-        self.fault.after(operation)
+        try:
+            self.fault.after(operation)
+        except BaseException:
+            _let_go(result)
+            raise
         return result
 
     def make_root(self) -> None:
@@ -133,14 +166,14 @@ class FaultyStorage:
         self._do("make_folder", folder, lambda: self._inner.make_folder(folder))
 
     def create_file(self, name: str, size: int) -> WritableFile:
-        file = self._do("create_file", name, lambda: self._inner.create_file(name, size))
+        file = self._do("create_file", name, lambda: self._inner.create_file(name, size), size)
         return _FaultyWriter(self, name, file)
 
     def open_file(self, name: str) -> ReadableFile:
         return _FaultyReader(self, name, self._do("open_file", name, lambda: self._inner.open_file(name)))
 
     def rename(self, old: str, new: str) -> None:
-        self._do("rename", new, lambda: self._inner.rename(old, new))
+        self._do("rename", new, lambda: self._inner.rename(old, new), old)
 
     def sync_folder(self, folder: str) -> None:
         self._do("sync_folder", folder, lambda: self._inner.sync_folder(folder))
@@ -152,8 +185,14 @@ class FaultyStorage:
         self._do("remove_folder", folder, lambda: self._inner.remove_folder(folder))
 
     def lock(self, name: str, owner: str) -> Lock:
-        lock: Lock = self._do("lock", name, lambda: self._inner.lock(name, owner))
-        return lock
+        return _FaultyLock(self, name, self._do("lock", name, lambda: self._inner.lock(name, owner)))
+
+
+def _let_go(result: object) -> None:
+    # Nobody will get what the operation gave: it must not stay open, or locked, in this process.
+    for name in ("close", "release"):
+        if callable(release := getattr(result, name, None)):
+            release()
 
 
 class _FaultyWriter:
@@ -161,7 +200,7 @@ class _FaultyWriter:
         self._storage, self._name, self._file = storage, name, file
 
     def write(self, offset: int, data: memoryview) -> None:
-        self._storage._do("write", self._name, lambda: self._file.write(offset, data))
+        self._storage._do("write", self._name, lambda: self._file.write(offset, data), offset, data.nbytes)
 
     def sync(self) -> None:
         self._storage._do("sync", self._name, self._file.sync)
@@ -176,8 +215,21 @@ class _FaultyReader:
         self.size = file.size
 
     def read_into(self, offset: int, buffer: memoryview) -> int:
-        count: int = self._storage._do("read", self._name, lambda: self._file.read_into(offset, buffer))
+        count: int = self._storage._do(
+            "read", self._name, lambda: self._file.read_into(offset, buffer), offset, buffer.nbytes
+        )
         return count
 
     def close(self) -> None:
         self._file.close()
+
+
+class _FaultyLock:
+    def __init__(self, storage: FaultyStorage, name: str, lock: Lock) -> None:
+        self._storage, self._name, self._lock = storage, name, lock
+
+    def check(self) -> None:
+        self._storage._do("check", self._name, self._lock.check)
+
+    def release(self) -> None:
+        self._lock.release()

@@ -9,7 +9,9 @@ read as zeros, or as the end of the file.
 
 from __future__ import annotations
 
+import functools
 import random
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +20,7 @@ from midstride.errors import NotFound, StorageError
 from midstride.limits import PAGE_BYTES
 from midstride.storage.base import Entry, Lock, ReadableFile, WritableFile
 from midstride.storage.memory import MemoryStorage
+from midstride.storage.names import check_name
 
 _SECTOR_BYTES = 512
 
@@ -50,12 +53,13 @@ class _Folder:
 
 
 class VolatileStorage:
-    """``storage.base.Storage`` in memory, with a memory of what is durable."""
+    """``storage.base.Storage`` in memory, with a memory of what is durable. Thread-safe."""
 
     block_bytes = PAGE_BYTES
 
     def __init__(self, description: str = "volatile") -> None:
         self.description = description
+        self._guard = threading.RLock()
         self._root: _Folder | None = None
         self._locks = MemoryStorage(description)
         self._locks.make_root()
@@ -66,10 +70,9 @@ class VolatileStorage:
         self._root = self._root or _Folder()
 
     def list_folder(self, folder: str) -> list[Entry]:
-        return [
-            Entry(name, "file" if isinstance(item, _File) else "folder")
-            for name, item in list(self._folder(folder).now.items())
-        ]
+        with self._guard:
+            items = self._folder(folder).now.items()
+            return [Entry(name, "file" if isinstance(item, _File) else "folder") for name, item in items]
 
     def make_folder(self, folder: str) -> None:
         self._add(folder, _Folder())
@@ -77,50 +80,61 @@ class VolatileStorage:
     def create_file(self, name: str, size: int) -> WritableFile:
         file = _File(bytearray(size))
         self._add(name, file)
-        return _Handle(file)
+        return _Handle(f"{self.description}/{name}", file)
 
     def open_file(self, name: str) -> ReadableFile:
-        return _Handle(self._file(name))
+        with self._guard:
+            return _Handle(f"{self.description}/{name}", self._file(name))
 
     def rename(self, old: str, new: str) -> None:
-        parent, last, new_last = self._parent(old), _last(old), _last(new)
-        file = self._file(old)
+        with self._guard:
+            parent, last, new_last = self._parent(old), _last(old), _last(new)
+            file = self._file(old)
+            if self._parent(new) is not parent or isinstance(parent.now.get(new_last), _Folder):
+                raise StorageError(f"{self.description}/{old} cannot be renamed to {new}: another folder, or a folder")
 
-        def apply(names: Names) -> None:
-            names.pop(last, None)
-            names[new_last] = file
+            def apply(names: Names) -> None:
+                names.pop(last, None)
+                names[new_last] = file
 
-        parent.change(apply)
+            parent.change(apply)
 
     def sync_folder(self, folder: str) -> None:
-        place = self._folder(folder)
-        place.synced, place.pending = dict(place.now), []
+        with self._guard:
+            place = self._folder(folder)
+            place.synced, place.pending = dict(place.now), []
 
     def remove_file(self, name: str) -> None:
-        self._file(name)
-        last = _last(name)
-        self._parent(name).change(lambda names: _drop(names, last))
+        with self._guard:
+            self._file(name)
+            last = _last(name)
+            self._parent(name).change(lambda names: _drop(names, last))
 
     def remove_folder(self, folder: str) -> None:
-        if self._folder(folder).now:
-            raise StorageError(f"{self.description}/{folder} is not empty")
-        last = _last(folder)
-        self._parent(folder).change(lambda names: _drop(names, last))
+        with self._guard:
+            if self._folder(folder).now:
+                raise StorageError(f"{self.description}/{folder} is not empty")
+            last = _last(folder)
+            self._parent(folder).change(lambda names: _drop(names, last))
 
     def lock(self, name: str, owner: str) -> Lock:
-        return self._locks.lock(name, owner)
+        with self._guard:
+            self._parent(name)
+            return self._locks.lock(name, owner)
 
     def _add(self, name: str, item: _File | _Folder) -> None:
-        parent, last = self._parent(name), _last(name)
-        if last in parent.now:
-            raise StorageError(f"{self.description}/{name} exists already")
+        with self._guard:
+            parent, last = self._parent(name), _last(name)
+            if last in parent.now:
+                raise StorageError(f"{self.description}/{name} exists already")
 
-        def apply(names: Names) -> None:
-            names[last] = item
+            def apply(names: Names) -> None:
+                names[last] = item
 
-        parent.change(apply)
+            parent.change(apply)
 
     def _folder(self, folder: str) -> _Folder:
+        check_name(folder, self.description)
         place = self._root
         for part in folder.split("/") if folder else ():
             found = place.now.get(part) if place is not None else None
@@ -130,33 +144,34 @@ class VolatileStorage:
         return place
 
     def _parent(self, name: str) -> _Folder:
+        check_name(name, self.description)
         return self._folder(name.rpartition("/")[0])
 
     def _file(self, name: str) -> _File:
         found = self._parent(name).now.get(_last(name))
-        if not isinstance(found, _File):
+        if isinstance(found, _Folder):
+            raise StorageError(f"{self.description}/{name} is not a regular file")
+        if found is None:
             raise NotFound(f"{self.description}/{name}: there is no such file")
         return found
 
     # The crash.
 
     def crashes(self, seeds: int = 8) -> Iterator[MemoryStorage]:
-        """What a crash now may leave: the four extremes, then ``seeds`` random mixes."""
-        for names_kept in (False, True):
-            for bytes_kept in (False, True):
-                yield self._image(
-                    lambda n, kept=names_kept: n if kept else 0,  # type: ignore[misc]
-                    lambda file, kept=bytes_kept: bytes(file.now) if kept else _lost(file, cut=False),  # type: ignore[misc]
-                )
+        """What a crash now may leave: the extremes, then ``seeds`` random mixes.
+
+        The extremes: of names nothing or everything that was not synced is kept, and of bytes
+        everything, nothing (zeros), or nothing (files cut short).
+        """
+        for names_kept in (lambda n: 0, lambda n: n):
+            for content in (lambda f: bytes(f.now), lambda f: _lost(f, cut=False), lambda f: _lost(f, cut=True)):
+                yield self._image(names_kept, content)
         for seed in range(seeds):
             chance = random.Random(seed)
-            yield self._image(lambda n, c=chance: c.randint(0, n), lambda file, c=chance: _torn(file, c))  # type: ignore[misc]
+            yield self._image(functools.partial(chance.randint, 0), functools.partial(_torn, chance=chance))
 
     def _image(self, names_kept: Callable[[int], int], content: Callable[[_File], bytes]) -> MemoryStorage:
         image = MemoryStorage(f"{self.description} after a crash")
-        if self._root is None:
-            return image
-        image.make_root()
 
         def copy(folder: _Folder, prefix: str) -> None:
             for name, item in folder.after_crash(names_kept(len(folder.pending))).items():
@@ -167,7 +182,10 @@ class VolatileStorage:
                     data = content(item)
                     image.create_file(prefix + name, len(data)).write(0, memoryview(data))
 
-        copy(self._root, "")
+        with self._guard:
+            if self._root is not None:
+                image.make_root()
+                copy(self._root, "")
         return image
 
 
@@ -189,12 +207,15 @@ def _torn(file: _File, chance: random.Random) -> bytes:
 
 
 class _Handle:
-    def __init__(self, file: _File) -> None:
+    def __init__(self, where: str, file: _File) -> None:
+        self._where = where
         self._file = file
         self.size = len(file.now)
 
     def write(self, offset: int, data: memoryview) -> None:
-        self._file.now[offset : offset + len(data)] = data
+        if offset + data.nbytes > self.size:
+            raise StorageError(f"{self._where}: a write ends at {offset + data.nbytes}, the file at {self.size}")
+        self._file.now[offset : offset + data.nbytes] = data.cast("B")
 
     def sync(self) -> None:
         self._file.synced = bytes(self._file.now)
@@ -217,7 +238,12 @@ def _last(name: str) -> str:
 
 
 def materialise(image: MemoryStorage, path: Path) -> None:
-    """Write what a crash left into a real folder, for another process to look at."""
+    """Write what a crash left into a real folder, for another process to look at. A root that was
+    never made is not made here either."""
+    try:
+        image.list_folder("")
+    except NotFound:
+        return
     pending = [""]
     while pending:
         folder = pending.pop()

@@ -28,7 +28,7 @@ def test_the_padding_means_nothing() -> None:
     "name",
     [
         "", "step", "step-5", "step--3f9c01a7", "step--5-3f9c01a7", "step-5-3F9C01A7", "step-5-3f9c01a", "step-5-3f9c01a77",
-        "Step-5-3f9c01a7", "step-5-3f9c01a7.tmp", "step-5-3f9c01a7\n", " step-5-3f9c01a7", "step-٥-3f9c01a7",
+        "Step-5-3f9c01a7", "step-5-3f9c01a7.tmp", "step-5-3f9c01a7\n", " step-5-3f9c01a7", "step-\u0665-3f9c01a7",
         "step-9223372036854775808-3f9c01a7", "step-99999999999999999999-3f9c01a7", "step-1_0-3f9c01a7", "step-1e3-3f9c01a7",
     ],
 )  # fmt: skip

@@ -73,7 +73,11 @@ def test_slices_of_an_array_that_several_processes_hold() -> None:
     parts = tuple(Slice(1, f"x{n}", (2 * n,), (2,), 4096 + 2 * n, 4098 + 2 * n, _D[n]) for n in range(2))
     whole = replace(MANIFEST, arrays=(ArrayRecord("int8", (4,), "numpy", parts),), tree=1)
     assert decode_manifest(encode_manifest(whole)) == whole
-    for bad in ((parts[0], parts[0]), (parts[0], replace(parts[1], start=(1,))), (replace(parts[1], start=(3,)), parts[0])):
+    for bad in (
+        (parts[0], parts[0]),
+        (parts[0], replace(parts[1], start=(1,))),
+        (replace(parts[1], start=(3,)), parts[0]),
+    ):
         with pytest.raises(CorruptCheckpoint):
             decode_manifest(encode_manifest(replace(whole, arrays=(ArrayRecord("int8", (4,), "numpy", bad),))))
 
@@ -98,7 +102,9 @@ def test_a_newer_format_says_so() -> None:
 
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3)
-anything = st.recursive(scalars, lambda x: st.lists(x, max_size=2) | st.dictionaries(st.text(max_size=2), x, max_size=2))
+anything = st.recursive(
+    scalars, lambda x: st.lists(x, max_size=2) | st.dictionaries(st.text(max_size=2), x, max_size=2)
+)
 
 
 @given(st.data())

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.exact import assert_same
 
 from midstride.errors import CorruptCheckpoint, UnsupportedState
 from midstride.format.values import (
@@ -23,7 +24,6 @@ from midstride.format.values import (
     encode_value,
 )
 from midstride.state import ArrayRef, Node, Value
-from tests.exact import assert_same
 
 
 class Color(enum.Enum):
@@ -60,7 +60,9 @@ def test_values(value: Any) -> None:
     assert_same(decoded.keys[0], value)
 
 
-keys = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | texts | st.tuples(st.integers(), st.text())
+keys = (
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | texts | st.tuples(st.integers(), st.text())
+)
 trees = st.recursive(
     plain.map(Value) | st.integers(0, 9).map(ArrayRef),
     lambda inner: (

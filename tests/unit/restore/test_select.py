@@ -18,7 +18,9 @@ def _dict(**children: Tree) -> Node:
 
 def _tree() -> Node:
     inner = Node("object", [Node("ordereddict", [ArrayRef(0), ArrayRef(1)], ["fc.weight", "a/b"])], None, "x:Y", {})
-    return Node("dict", [inner, Node("list", [ArrayRef(2), Value(5), _dict(x=Value(1))]), Value(3)], ["model", "list", 0])
+    return Node(
+        "dict", [inner, Node("list", [ArrayRef(2), Value(5), _dict(x=Value(1))]), Value(3)], ["model", "list", 0]
+    )
 
 
 def _prune(only: Any) -> tuple[Any, list[str]]:
@@ -29,12 +31,18 @@ def _prune(only: Any) -> tuple[Any, list[str]]:
 
 def test_names_and_pointers() -> None:
     whole = encode_tree(_tree())
-    model = {"$": "object", "type": "x:Y", "items": [{"$": "ordereddict", "named": {"fc.weight": {"$": "array", "i": 0}}}]}
+    model = {
+        "$": "object",
+        "type": "x:Y",
+        "items": [{"$": "ordereddict", "named": {"fc.weight": {"$": "array", "i": 0}}}],
+    }
     assert _prune(None) == (whole, [])
     assert _prune("list") == (encode_tree(_dict(list=_tree().children[1])), [])
     assert _prune("/model/fc.weight") == ({"$": "dict", "named": {"model": model}}, [])
     assert _prune(["/list/2", "/0"])[0]["pairs"] == [["list", [{"$": "dict", "named": {"x": 1}}]], [0, 3]]
-    assert _prune({"/model/a~1b": slice(0, 1)})[0]["named"]["model"]["items"][0]["named"] == {"a/b": {"$": "array", "i": 1}}
+    assert _prune({"/model/a~1b": slice(0, 1)})[0]["named"]["model"]["items"][0]["named"] == {
+        "a/b": {"$": "array", "i": 1}
+    }
     assert _prune(["model", "/model/fc.weight"]) == _prune("model")
 
 
@@ -72,12 +80,19 @@ def test_renaming() -> None:
     renamed = encode_tree(rename_tree(tree, {"model": "net", "/model/a~1b": "/model/c~1d"} | {"/list": "seq"}))
     assert list(dict(renamed["pairs"])) == ["net", "seq", 0]
     assert encode_tree(tree) == before  # the other candidates still have it
-    assert encode_tree(rename_tree(_tree(), {"/model/fc.weight": "/model/w"}))["pairs"][0][1]["items"][0]["named"].keys() == {
+    assert encode_tree(rename_tree(_tree(), {"/model/fc.weight": "/model/w"}))["pairs"][0][1]["items"][0][
+        "named"
+    ].keys() == {
         "w",
         "a/b",
     }
+    swapped = encode_tree(rename_tree(_dict(a=Value(1), b=Value(2), c=Value(3)), {"a": "b", "b": "a"}))
+    assert swapped["named"] == {"b": 1, "a": 2, "c": 3}
+    with pytest.raises(StateMismatch, match="two places /b"):
+        rename_tree(_dict(a=Value(1), b=Value(2)), {"a": "b"})
+    assert rename_tree(tree, {}) is tree
     for missing in ("x", "/model/x", "/list/0/x", "/x/y"):
-        with pytest.raises(StateMismatch, match="not in the checkpoint"):
+        with pytest.raises(StateMismatch, match="not a named place in the checkpoint"):
             rename_tree(_tree(), {missing: missing[:-1] + "z"})
     with pytest.raises(ValueError, match="only the last part"):
         rename_tree(_tree(), {"/model/fc.weight": "/net/fc.weight"})

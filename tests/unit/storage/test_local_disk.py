@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import mmap
 import os
 import stat
+import tempfile
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import midstride as ms
 from midstride.limits import PAGE_BYTES
@@ -64,6 +70,66 @@ def test_staged_memory_is_written_directly_to_its_last_byte(
     assert read_file(storage, "file") == bytes(data)
 
 
+@pytest.mark.parametrize("size", [PAGE_BYTES + 10, PAGE_BYTES * 3 + 17])
+@pytest.mark.parametrize("refused", ["every write", "the last block", "all but 100 bytes of the last block"])
+def test_direct_writes_that_fail_late_are_done_plainly(
+    storage: LocalStorage, size: int, refused: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file was opened for direct writes, and then the file system takes none, or no padded block, or a part."""
+    data = aligned(PAGE_BYTES * 4)[:size]
+    file = storage.create_file("file", size)
+    real = os.pwrite
+
+    def pwrite(descriptor: int, piece: memoryview, offset: int) -> int:
+        if descriptor == file._direct and (refused == "every write" or len(piece) + offset > size):  # type: ignore[attr-defined]
+            if refused.startswith("all but"):
+                return real(file._descriptor, memoryview(piece)[:5], offset)  # type: ignore[attr-defined]
+            raise OSError(errno.EINVAL, "no direct writes")
+        return real(descriptor, piece, offset)
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    half = PAGE_BYTES if size > PAGE_BYTES * 2 else 0
+    file.write(half, data[half:])
+    file.write(0, data[:half])
+    file.sync()
+    file.close()
+    assert os.stat(Path(storage.description) / "file").st_size == size
+    assert read_file(storage, "file") == bytes(data)
+
+
+def test_a_file_system_that_takes_nothing_is_an_error_not_a_loop(
+    storage: LocalStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = storage.create_file("file", PAGE_BYTES)
+    monkeypatch.setattr(os, "pwrite", lambda *_: 0)
+    with pytest.raises(ms.Unavailable, match="took no bytes"):
+        file.write(0, aligned(PAGE_BYTES))
+
+
+@settings(max_examples=60)
+@given(
+    size=st.integers(1, PAGE_BYTES * 5),
+    cuts=st.lists(st.integers(0, PAGE_BYTES * 5), max_size=6),
+    shift=st.sampled_from([0, 0, 1, 512]),
+    order=st.randoms(use_true_random=False),
+)
+@pytest.mark.parametrize("place", ["disk", "/dev/shm"])
+def test_any_pieces_in_any_order(place: str, size: int, cuts: list[int], shift: int, order: Random) -> None:
+    if place != "disk" and not os.path.isdir(place):
+        pytest.skip("no /dev/shm: no file system in memory to try")
+    memory = aligned(PAGE_BYTES * 6)[shift : shift + size]
+    edges = sorted({0, size, *(cut for cut in cuts if cut < size)})
+    pieces = list(itertools.pairwise(edges))
+    order.shuffle(pieces)
+    with tempfile.TemporaryDirectory(dir=None if place == "disk" else place) as folder:
+        file = LocalStorage(folder).create_file("file", size)
+        for start, end in pieces:
+            file.write(start, memory[start:end])
+        file.sync()
+        file.close()
+        assert Path(folder, "file").read_bytes() == bytes(memory)
+
+
 def test_memory_that_is_not_aligned_is_written_all_the_same(storage: LocalStorage) -> None:
     data = aligned(PAGE_BYTES * 4)
     file = storage.create_file("file", PAGE_BYTES * 3)
@@ -86,7 +152,28 @@ def test_a_full_disk_is_found_when_the_file_is_made(storage: LocalStorage, monke
     assert storage.list_folder("") == []
 
 
-@pytest.mark.parametrize("code", [errno.EOPNOTSUPP, errno.ENOSYS])
+@pytest.mark.parametrize(("code", "kind"), [(errno.EDQUOT, ms.NoSpace), (errno.EIO, ms.Unavailable)])
+def test_space_that_cannot_be_reserved_leaves_no_file(
+    storage: LocalStorage, code: int, kind: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "_fallocate", lambda *_: code)
+    with pytest.raises(kind, match="reserve 5000 bytes for .*file"):
+        storage.create_file("file", 5000)
+    assert storage.list_folder("") == []
+
+
+def test_what_failed_first_is_told(storage: LocalStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, "I/O error")
+
+    monkeypatch.setattr(local, "_fallocate", lambda *_: errno.ENOSPC)
+    monkeypatch.setattr(os, "unlink", fail)
+    monkeypatch.setattr(os, "statvfs", fail)
+    with pytest.raises(ms.NoSpace, match="5000 bytes are needed and too few are free"):
+        storage.create_file("file", 5000)
+
+
+@pytest.mark.parametrize("code", [errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL])
 def test_without_fallocate_files_are_right_too(
     storage: LocalStorage, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,7 +196,25 @@ def test_new_folders_are_synced_into_their_parents(tmp_path: Path, monkeypatch: 
     real = local._sync_folder
     monkeypatch.setattr(local, "_sync_folder", lambda path: (synced.append(path), real(path)))
     LocalStorage(tmp_path / "a" / "b" / "run").make_root()
-    assert synced == [str(tmp_path), str(tmp_path / "a"), str(tmp_path / "a" / "b")]
+    # The first: tmp_path itself may have been made a moment ago, by one who was killed before the sync.
+    assert synced == [str(f) for f in (tmp_path.parent, tmp_path, tmp_path / "a", tmp_path / "a" / "b")]
+    synced.clear()
+    LocalStorage(tmp_path / "a" / "b" / "run").make_root()
+    assert synced == [str(tmp_path / "a" / "b")]
+
+
+@pytest.mark.parametrize(("code", "raised"), [(errno.EACCES, False), (errno.EIO, True)])
+def test_a_parent_that_is_not_ours_to_sync(
+    tmp_path: Path, code: int, raised: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "run").mkdir()
+
+    def fail(path: str) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(local, "_sync_folder", fail)
+    with pytest.raises(ms.Unavailable, match="sync the folder") if raised else nullcontext():
+        LocalStorage(tmp_path / "run").make_root()
 
 
 @pytest.mark.parametrize("name", ["../x", "a/../../x", "/etc/passwd", "a//b", "./a", "a\0b", "C:\\x", "a/"])
@@ -140,8 +245,85 @@ def test_a_linked_folder_is_read_and_only_the_link_removed(storage: LocalStorage
     (elsewhere / "file").write_bytes(b"moved")
     (Path(storage.description) / "step").symlink_to(elsewhere)
     assert read_file(storage, "step/file") == b"moved"
+    assert [entry.name for entry in storage.list_folder("step")] == ["file"]
+    storage.sync_folder("step")
+    for use in (
+        lambda: storage.create_file("step/new", 1),
+        lambda: storage.make_folder("step/new"),
+        lambda: storage.rename("step/file", "step/new"),
+        lambda: storage.remove_file("step/file"),
+    ):
+        with pytest.raises(ms.StorageError, match="step is a link: nothing is written through one"):
+            use()
+    assert os.listdir(elsewhere) == ["file"]
     storage.remove_folder("step")
     assert (elsewhere / "file").read_bytes() == b"moved"
+
+
+def test_a_link_below_a_step_is_not_read_through(storage: LocalStorage, tmp_path: Path) -> None:
+    secrets = tmp_path / "secrets"
+    secrets.mkdir()
+    (secrets / "file").write_bytes(b"secret")
+    storage.make_folder("step")
+    (Path(storage.description) / "step" / "sub").symlink_to(secrets)
+    for use in (lambda: storage.open_file("step/sub/file"), lambda: storage.list_folder("step/sub")):
+        with pytest.raises(ms.StorageError, match="link"):
+            use()
+
+
+def test_the_root_may_be_a_link(tmp_path: Path) -> None:
+    (tmp_path / "big disk").mkdir()
+    (tmp_path / "run").symlink_to(tmp_path / "big disk")
+    linked = LocalStorage(tmp_path / "run")
+    linked.make_root()
+    linked.make_folder("step")
+    write_file(linked, "step/file", b"x")
+    assert (tmp_path / "big disk" / "step" / "file").read_bytes() == b"x"
+
+
+def test_a_path_that_is_no_text(tmp_path: Path) -> None:
+    odd = LocalStorage(os.fsencode(tmp_path) + b"/r\xff\xfen")  # type: ignore[arg-type]
+    odd.make_root()
+    write_file(odd, "file", b"x")
+    assert read_file(odd, "file") == b"x"
+    with pytest.raises(ms.NotFound) as caught:
+        odd.open_file("none")
+    (odd.description + str(caught.value)).encode()  # can be printed anywhere
+
+
+@pytest.mark.parametrize("code", [0, errno.ENOTSUP])
+def test_where_fsync_is_not_enough_the_drive_is_told_too(
+    storage: LocalStorage, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on macOS: the call of its own for files and folders, and plain fsync where a mount does not have that."""
+    asked: list[int] = []
+
+    def call(descriptor: int, what: int) -> int:
+        asked.append(what)
+        if code:
+            raise OSError(code, os.strerror(code))
+        return 0
+
+    monkeypatch.setattr(local.fcntl, "F_FULLFSYNC", 51, raising=False)
+    monkeypatch.setattr(local.fcntl, "fcntl", call)
+    calls = Calls(monkeypatch, "fdatasync", "fsync")
+    write_file(storage, "file", b"x")
+    storage.sync_folder("")
+    assert asked == [51, 51]
+    assert [name for name, _ in calls.log] == (["fdatasync", "fsync"] if code else [])
+
+
+def test_a_failed_sync_is_not_tried_again(storage: LocalStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, "I/O error")
+
+    monkeypatch.setattr(local.fcntl, "F_FULLFSYNC", 51, raising=False)
+    monkeypatch.setattr(local.fcntl, "fcntl", fail)
+    calls = Calls(monkeypatch, "fdatasync", "fsync")
+    file = storage.create_file("file", 1)
+    with pytest.raises(ms.Unavailable, match="sync .*file"):
+        file.sync()
+    assert calls.log == []
 
 
 @pytest.fixture

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -169,3 +171,117 @@ def test_without_flock_a_heartbeat_is_used_and_said(
     assert isinstance(held, HeartbeatLock)
     assert "a heartbeat is used instead" in caplog.text
     held.release()
+    caplog.clear()
+    take_lock(path, describe_owner()).release()
+    assert caplog.text == ""  # said once
+
+
+def no_wait(seconds: float) -> None:
+    pass
+
+
+def test_a_forked_child_does_not_end_its_parents_heartbeat(path: str) -> None:
+    held = HeartbeatLock(path, "{}", pause=no_wait)
+    child = os.fork()
+    if child == 0:
+        held.release()
+        try:
+            held.check()
+        except ms.Busy:
+            os._exit(7)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    held.check()
+    held.release()
+
+
+def test_a_heartbeat_leaves_one_file_and_never_writes_over_a_new_owner(
+    path: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(locks, "HEARTBEAT_SECONDS", 0.01)
+    first = HeartbeatLock(path, "{}", pause=no_wait)
+    token = Path(path).read_text().splitlines()[1].split()[0]
+    new = "{}\nffffffffffffffff 000000000001\n"
+    Path(path).write_text(f"{new}{token} 000000000001\n")  # what is after the second line says nothing
+    first._thread.join(30)
+    assert not first._thread.is_alive()
+    assert Path(path).read_text().startswith(new)
+    assert "taken over" in caplog.text
+    first.release()
+    assert Path(path).read_text().startswith(new)
+    assert os.listdir(os.path.dirname(path)) == [".lock"]
+
+
+def test_a_heartbeat_survives_an_error(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(locks, "HEARTBEAT_SECONDS", 0.01)
+    held = HeartbeatLock(path, "{}", pause=no_wait)
+    failed, beaten = threading.Event(), threading.Event()
+    real = held._write
+
+    def write() -> None:
+        if not failed.is_set():
+            failed.set()
+            raise OSError(errno.EIO, "I/O error")
+        real()
+        beaten.set()
+
+    monkeypatch.setattr(held, "_write", write)
+    assert beaten.wait(30)
+    held.check()
+    held.release()
+
+
+def test_a_heartbeat_released_while_it_is_waited_for_is_taken(path: str) -> None:
+    time = Time()
+    first = HeartbeatLock(path, "{}", time.clock, time.wait)
+    time.on_wait = first.release
+    HeartbeatLock(path, "{}", time.clock, time.wait).release()
+    assert time.now < locks.LOCK_SECONDS
+
+
+def test_a_lock_that_could_not_be_written_is_not_kept(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> int:
+        raise OSError(errno.EIO, "I/O error")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "pwrite", fail)
+        with pytest.raises(OSError, match="I/O error"):
+            take_lock(path, "{}")
+    take_lock(path, "{}").release()
+
+
+def test_looking_at_the_lock_may_fail(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = take_lock(path, "{}")
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "stat", fail)
+        with pytest.raises(ms.Unavailable, match=r"look at the lock .*\.lock: Stale"):
+            held.check()
+    held.check()
+    held.release()
+    with pytest.raises(ms.Busy, match="not held any more"):
+        held.check()
+
+
+def test_the_same_pid_in_another_container_is_not_this_process(path: str) -> None:
+    here = json.loads(describe_owner())
+    held = take_lock(path, json.dumps({**here, "host": "another-container"}))
+    with pytest.raises(ms.Busy, match=f"pid {os.getpid()} on host another-container, since 20"):
+        take_lock(path, describe_owner())
+    held.release()
+
+
+def test_an_owner_that_nobody_has_waited_for_is_dead(path: str) -> None:
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)  # it has ended, and is a zombie
+    started = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[19]
+    held = take_lock(path, json.dumps({**json.loads(describe_owner()), "pid": child, "started": started}))
+    with pytest.raises(ms.Busy, match=f"pid {child} .*dead"):
+        take_lock(path, describe_owner())
+    held.release()
+    os.waitpid(child, 0)
