@@ -61,6 +61,16 @@ def test_the_disk_is_gone_for_good(run: Callable[..., None], tmp_path: Path) -> 
         assert problems(ms.LocalStorage(folder), said) == [], number
 
 
+@pytest.mark.parametrize("run", RUNS.values(), ids=RUNS.keys())
+def test_an_error_that_lies(run: Callable[..., None], tmp_path: Path) -> None:
+    """The operation has taken effect, and is told as failed."""
+    names, _, _ = run_with(run, tmp_path / "whole", Fault())
+    for number in range(1, len(names) + 1):
+        folder = tmp_path / str(number)
+        _, said, _ = run_with(run, folder, fail_at(number, errno.EIO, late=True))
+        assert problems(ms.LocalStorage(folder), said) == [], names[number - 1]
+
+
 def test_saving_goes_on_with_the_same_object(tmp_path: Path) -> None:
     storage = FaultyStorage(ms.LocalStorage(tmp_path / "run"))
     with ms.Checkpointer(storage, keep=2) as ckpt:

@@ -23,7 +23,8 @@ from midstride.format import layout
 from midstride.format.values import decode_tree
 from midstride.info import CheckpointInfo
 from midstride.restore.catalog import Catalog, Unusable, describe_problems, info_of, read_manifest, scan
-from midstride.restore.match import Fill, Matcher, original_types
+from midstride.restore.match import Fill, Matcher
+from midstride.restore.plain import original_types
 from midstride.restore.reader import CheckpointReader, Want
 from midstride.restore.select import Selection, rename_tree
 from midstride.state import Report, Tree, named_leaves, pointer

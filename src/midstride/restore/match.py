@@ -12,7 +12,7 @@ import dataclasses
 import difflib
 import enum
 import pathlib
-from collections import Counter, OrderedDict, defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +23,7 @@ from midstride.dtypes import DTYPES, array_nbytes
 from midstride.errors import StateMismatch, UnsupportedState
 from midstride.format.manifest import Manifest
 from midstride.format.values import StoredEnum
+from midstride.restore.plain import plain_container, plain_value
 from midstride.restore.select import Index
 from midstride.state import (
     MAPPING_KINDS,
@@ -46,9 +47,6 @@ from midstride.state import (
 
 Build = Callable[[], Any]
 """Called when all bytes are there: gives the value of one place of the state."""
-
-_FACTORIES = {f.__name__: f for f in (int, float, str, list, dict, set, tuple, bool)}
-"""The factories of a ``defaultdict`` that come back without a template; no other name is looked up."""
 
 
 class _Anything:
@@ -150,7 +148,7 @@ class Matcher:
             self._wrong(path, f"has dtype {value.dtype}", str(template.dtype))
         if isinstance(template, pathlib.PurePath) and isinstance(value, pathlib.PurePath):
             return lambda: type(template)(value)
-        return lambda: _plain_value(value)
+        return lambda: plain_value(value)
 
     def _enum(self, cls: type[enum.Enum], value: Any, path: Path) -> Build:
         if isinstance(value, StoredEnum) and value.name in cls.__members__:
@@ -320,14 +318,14 @@ class Matcher:
     def _plain(self, tree: Tree, path: Path) -> Build:
         if isinstance(tree, Value):
             value = tree.value
-            return lambda: _plain_value(value)
+            return lambda: plain_value(value)
         if isinstance(tree, ArrayRef):
             return self._plain_array(tree.index)
         if tree.kind == "object":
             return self._plain(tree.children[0], path)
         keys = tree.keys if tree.keys is not None else range(len(tree.children))
         builds = [self._plain(child, (*path, key)) for key, child in zip(keys, tree.children, strict=True)]
-        return lambda: _plain_container(tree, [build() for build in builds])
+        return lambda: plain_container(tree, [build() for build in builds])
 
     def _plain_array(self, index: int) -> Build:
         saved = self._arrays[index]
@@ -420,43 +418,3 @@ def _rebuild(template: Any, content: Any) -> Any:
     if isinstance(template, deque):
         return deque(content, template.maxlen)
     return type(template)(content)
-
-
-def _plain_value(value: Any) -> Any:
-    return _plain_value(value.value) if isinstance(value, StoredEnum) else value
-
-
-def _plain_container(tree: Node, children: list[Any]) -> Any:
-    """Plain forms: a named tuple is a tuple, a dataclass and an object are dicts."""
-    extra = tree.extra or {}
-    if tree.keys is not None and tree.kind != "namedtuple":
-        content = dict(zip(tree.keys, children, strict=True))
-        if tree.kind == "ordereddict":
-            return OrderedDict(content)
-        if tree.kind == "counter":
-            return Counter(content)
-        if tree.kind == "defaultdict":
-            return defaultdict(_FACTORIES.get(str(extra.get("factory"))), content)
-        return content
-    if tree.kind == "deque":
-        return deque(children, extra.get("maxlen"))
-    makers: dict[str, Callable[[list[Any]], Any]] = {"list": list, "set": set, "frozenset": frozenset}
-    return makers.get(tree.kind, tuple)(children)
-
-
-def original_types(tree: Tree) -> dict[str, str]:
-    """For each place whose class is not kept without a template: its path and the class it had."""
-    found: dict[str, str] = {}
-    stack: list[tuple[Path, Tree]] = [((), tree)]
-    while stack:
-        path, node = stack.pop()
-        if isinstance(node, Value) and isinstance(node.value, StoredEnum):
-            found[pointer(path)] = f"{node.value.type_name}.{node.value.name}"
-        if not isinstance(node, Node):
-            continue
-        if node.type_name is not None:
-            found[pointer(path)] = node.type_name
-        keys = node.keys if node.keys is not None else range(len(node.children))
-        prefixed = [path] if node.kind == "object" else [(*path, key) for key in keys]
-        stack.extend(zip(prefixed, node.children, strict=True))
-    return found

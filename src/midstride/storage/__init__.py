@@ -20,7 +20,7 @@ def open_storage(path: str | os.PathLike[str] | Storage) -> Storage:
     if isinstance(path, str | os.PathLike):
         if _ADDRESS.match(os.fsdecode(path)):
             raise ValueError(
-                f"{os.fsdecode(path)!r} is the address of an object store, and these come with a later release. "
+                f"{os.fsdecode(path)!r} is an address, and object stores come with a later release. "
                 "Nothing was made. Give a folder, or a Storage of your own"
             )
         return LocalStorage(path)

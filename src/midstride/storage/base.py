@@ -84,7 +84,7 @@ class Storage(Protocol):
     """Writes at multiples of this, from page-aligned memory, take the fast path."""
 
     def make_root(self) -> None:
-        """Make the root and its missing ancestors, and make their names durable. Does nothing if it exists."""
+        """Make the root and its missing ancestors where they are not there, and make their names durable."""
         ...
 
     def list_folder(self, folder: str) -> list[Entry]:

@@ -151,8 +151,9 @@ class StorageContract:
             lambda: storage.remove_folder(name),
             lambda: storage.lock(name, "{}"),
         ):
-            with pytest.raises(StorageError):
+            with pytest.raises(StorageError) as caught:
                 use()
+            assert not isinstance(caught.value, NotFound)  # refused, not looked for
         assert {entry.name for entry in storage.list_folder("")} == {"a", "file"}
         assert storage.list_folder("a") == []
 
