@@ -128,7 +128,7 @@ class Checkpointer:
         try:
             if stopping and pending is not None:
                 pending.result()
-            self._surface(self._max_failures)
+            self._surface(self._max_failures, besides=pending)
         finally:
             self._stop = self._stop or stopping
         return pending
@@ -153,7 +153,7 @@ class Checkpointer:
         step = exact_step(step)
         self._open_run()
         pending = self._save(step, state, metrics, overwrite=overwrite)
-        self._surface(self._max_failures)
+        self._surface(self._max_failures, besides=pending)
         return pending
 
     def _save(self, step: int, state: Any, metrics: Mapping[str, Any] | None, *, overwrite: bool) -> PendingSave:
@@ -230,11 +230,14 @@ class Checkpointer:
             self._listeners.save_failed(SaveFailed(pending.step, reply.error))
         self._recorder.set(listener_failures=self._listeners.failures)
 
-    def _surface(self, tolerated: int) -> None:
-        """Raise the first failure that nobody was told of, if more than ``tolerated`` came in a row."""
+    def _surface(self, tolerated: int, besides: PendingSave | None = None) -> None:
+        """Raise the first failure that nobody was told of, if more than ``tolerated`` came in a row.
+
+        ``besides``: the save that the caller is about to get the handle of, which tells for itself.
+        """
         with self._unreported_lock:
             self._unreported = [pending for pending in self._unreported if not pending._reported]
-            waiting = [pending for pending in self._unreported if pending.done()]
+            waiting = [pending for pending in self._unreported if pending.done() and pending is not besides]
             if not waiting or 0 < self._recorder.read().failures_in_a_row <= tolerated:
                 return
             self._unreported = [pending for pending in self._unreported if pending not in waiting]

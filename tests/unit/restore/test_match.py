@@ -16,7 +16,8 @@ from tests.exact import assert_same
 from midstride.errors import StateMismatch
 from midstride.format.manifest import ArrayRecord, Manifest, Slice
 from midstride.format.values import decode_tree, encode_tree
-from midstride.restore.match import ANYTHING, Fill, Matcher, original_types
+from midstride.restore.match import ANYTHING, Fill, Matcher
+from midstride.restore.plain import original_types
 from midstride.state import Report, Tree, walk
 
 
