@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal, Self
 
 from midstride import exit_guard
-from midstride.errors import SaveError, StagingError, StepExists
+from midstride.errors import RestoreError, SaveError, StagingError, StepExists
 from midstride.info import CheckpointInfo
 from midstride.limits import EXIT_SECONDS, STORAGE_SECONDS
 from midstride.listeners import Listener, Listeners, RunBegan, RunEnded, SaveBegan, SaveCommitted, SaveFailed
 from midstride.reader import latest_of
 from midstride.restore import load as loading
-from midstride.restore.catalog import lineage
 from midstride.restore.load import Restored
 from midstride.retention import Retention, as_retention, best_of
 from midstride.save.capture import capture, collection_paused, encode_metrics, exact_step
@@ -98,6 +98,8 @@ class Checkpointer:
         self._overwritten: str | None = None
         self._unreported: list[PendingSave] = []
         self._unreported_lock = threading.Lock()
+        self._calls = threading.Lock()
+        self._caller: int | None = None
         trigger = as_trigger(every)
         self._watch = trigger.start(0) if trigger is not None else None
         self._listeners.begin(RunBegan(self._storage.description))
@@ -112,15 +114,20 @@ class Checkpointer:
         was begun. Raises what ``save()`` raises, and an earlier save's failure (after a save that is
         due has been begun). Metrics are only read when a save is due.
         """
-        self._may_write("step()")
-        step = exact_step(step)
-        self._open_run()
+        with self._one_call("step()"):
+            return self._step(exact_step(step), state, metrics)
+
+    def _step(self, step: int, state: Any, metrics: Mapping[str, Any] | None) -> PendingSave | None:
         if not self._prepared:
-            self._saver.prepare(capture(state))
+            captured = capture(state)  # what cannot be saved is told before anything is made
+            self._open_run()
+            self._saver.prepare(captured)
             self._prepared = True
+        self._open_run()
         pending = None
-        stopping = self._watch is not None and self._watch.stop_requested
-        if self._watch is not None and self._watch.observe(step):
+        due = self._watch is not None and self._watch.observe(step)
+        stopping = due and self._watch is not None and self._watch.stop_requested
+        if due:
             if self._busy == "skip" and self._saver.pending is not None and not stopping:
                 self._recorder.add(saves_skipped=1)
             else:
@@ -149,12 +156,14 @@ class Checkpointer:
         where another run holds the folder; ``ForeignRun`` where it holds checkpoints that this run
         neither made nor restored; and an earlier save's failure, once this save has been begun.
         """
-        self._may_write("save()")
-        step = exact_step(step)
-        self._open_run()
-        pending = self._save(step, state, metrics, overwrite=overwrite)
-        self._surface(self._max_failures, besides=pending)
-        return pending
+        with self._one_call("save()"):
+            step = exact_step(step)
+            if self._saver.view is None:
+                capture(state)  # what cannot be saved is told before anything is made
+            self._open_run()
+            pending = self._save(step, state, metrics, overwrite=overwrite)
+            self._surface(self._max_failures, besides=pending)
+            return pending
 
     def _save(self, step: int, state: Any, metrics: Mapping[str, Any] | None, *, overwrite: bool) -> PendingSave:
         began = time.perf_counter()
@@ -164,36 +173,60 @@ class Checkpointer:
         compare = existing if not overwrite else None
         if compare is None:
             self._listeners.before_save(SaveBegan(step))
-        encoded = encode_metrics(metrics)
         with collection_paused():
-            captured = capture(state)
+            try:
+                encoded = encode_metrics(metrics)
+                captured = capture(state)
+            except BaseException as error:
+                if compare is None:
+                    self._listeners.save_failed(SaveFailed(step, error))
+                raise
             if self._watch is not None:
                 self._watch.taken(step)
             self._recorder.add(saves_begun=0 if compare is not None else 1)
             pending = self._saver.begin(
-                captured, step, encoded, began=began, compare_with=compare, replaces=existing if overwrite else None,
-                bad=frozenset(self._bad),
+                captured, step, encoded, began=began, compare_with=compare,
+                replaces=existing if overwrite else None, bad=frozenset(self._bad),
             )  # fmt: skip
         self._prepared = True
         stall = pending._stall_seconds = time.perf_counter() - began
         self._recorder.add(stall_seconds=stall)
         self._recorder.set(last_stall_seconds=stall)
         if compare is not None:
-            pending.result()
+            try:
+                pending.result()
+            except RestoreError:
+                # What was saved of this step is damaged by now: it is superseded, without being asked.
+                self._bad.add(compare.seq)
+                return self._save(step, state, metrics, overwrite=overwrite)
         return pending
 
     def _saved_before(self, step: int) -> CheckpointInfo | None:
         """The checkpoint of this step in this run's own line, if it was not found bad."""
         view = self._saver.view
         assert view is not None
-        line = lineage(list(view.checkpoints), view.head)
-        return next((info for info in line if info.step == step and info.seq not in self._bad), None)
+        found = [info for info in view.checkpoints if info.step == step and info.seq in view.line - self._bad]
+        return found[-1] if found else None
 
     def _open_run(self) -> None:
         if self._saver.view is None:
             self._saver.open_run(self._restored, adopt=self._adopt)
             # What this run writes from here on is its own.
             self._adopt = True
+
+    @contextlib.contextmanager
+    def _one_call(self, what: str) -> Iterator[None]:
+        """One call at a time: a second thread waits, the same one (a signal handler, a listener) is refused."""
+        self._may_write(what)
+        if self._caller == threading.get_ident():
+            raise SaveError(f"{what} was called while this thread was in step() or save()")
+        with self._calls:
+            self._caller = threading.get_ident()
+            try:
+                self._may_write(what)
+                yield
+            finally:
+                self._caller = None
 
     def _may_write(self, what: str) -> None:
         if self._closed:
@@ -211,6 +244,7 @@ class Checkpointer:
             if not reply.fresh:
                 self._recorder.add(saves_unchanged=1)
                 return
+            self._restored = reply.info  # should the folder have to be opened again, this is where the run is
             self._recorder.committed(reply.info.nbytes, seconds)
             if self._max_failures:
                 with self._unreported_lock:
@@ -220,14 +254,15 @@ class Checkpointer:
             stall = pending._stall_seconds if pending._stall_seconds is not None else seconds
             if self._listeners.after_save(SaveCommitted(reply.info, stall, seconds)):
                 self._stop = True
-        elif isinstance(reply.error, StepExists):
-            return  # raised by the save() that asked
+        elif isinstance(reply.error, StepExists | RestoreError):
+            return  # the answer to a comparison: the save() that asked knows what to do
         else:
             self._recorder.failed(reply.error)
             with self._unreported_lock:
-                self._unreported.append(pending)
+                self._unreported[_KEPT_FAILURES:] = [pending]
             _log.error("the save of step %d failed: %s", pending.step, reply.error)
-            self._listeners.save_failed(SaveFailed(pending.step, reply.error))
+            if pending._announced:
+                self._listeners.save_failed(SaveFailed(pending.step, reply.error))
         self._recorder.set(listener_failures=self._listeners.failures)
 
     def _surface(self, tolerated: int, besides: PendingSave | None = None) -> None:
@@ -383,6 +418,9 @@ class Checkpointer:
             _log.error("while another exception was leaving: %s", failure)
             error.add_note(f"midstride: {type(failure).__name__}: {failure}")
 
+
+_KEPT_FAILURES = 8
+"""Untold failures kept besides the last one: a disk that is gone for good must not fill the memory."""
 
 MIN_STAGING_BYTES = 256 * 1024
 """Four pieces of the smallest size."""

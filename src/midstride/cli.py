@@ -60,7 +60,7 @@ def show(run: Run, step: Step = None, as_json: AsJson = False) -> None:
     if as_json:
         _print_json(description)
         return
-    console = Console()
+    console = Console(markup=False, highlight=False)
     facts = Table(show_header=False, box=None)
     for key, value in description["checkpoint"].items():
         facts.add_row(key, str(value))
@@ -133,7 +133,7 @@ def _print_json(data: Any) -> None:
 
 
 def _print_catalog(catalog: Catalog) -> None:
-    console = Console()
+    console = Console(markup=False, highlight=False)
     latest = catalog.latest
     table = Table("step", "seq", "saved (UTC)", "size", "metrics", "folder")
     for info in catalog.checkpoints:

@@ -112,6 +112,7 @@ class RunReader:
         as they are checked.
         """
         catalog = self.scan()
+        loading.raise_unreadable(entry for entry in catalog.unusable if step in (None, entry.step))
         result = {entry.folder: [str(entry.problem)] for entry in catalog.unusable if step in (None, entry.step)}
         for info in catalog.checkpoints:
             if step in (None, info.step):

@@ -188,6 +188,8 @@ class Report:
     warnings: list[str] = field(default_factory=list)
     strict: bool = True
     """Whether a missing or an unexpected name is a problem or a warning."""
+    renamed: dict[str, str] = field(default_factory=dict)
+    """Names in the checkpoint -> names in the state, as the caller said."""
 
     def unmatched(self, text: str) -> None:
         (self.problems if self.strict else self.warnings).append(text)

@@ -185,7 +185,7 @@ class _SecondsWatch:
 class _SignalWatch:
     def __init__(self, signum: int, arrived: threading.Event) -> None:
         self._signum, self._arrived, self._process = signum, arrived, os.getpid()
-        self._due = True
+        self._due, self._seen = True, False
         self._earlier: Any = None
         self._installed = threading.current_thread() is threading.main_thread()
         if self._installed:
@@ -216,10 +216,12 @@ class _SignalWatch:
         return self._arrived.is_set()
 
     def observe(self, step: int) -> bool:
-        return self._due and self._arrived.is_set()
+        self._seen = self._arrived.is_set()
+        return self._due and self._seen
 
     def taken(self, step: int) -> None:
-        self._due = not self._arrived.is_set()
+        # A signal that came after the look does not count as answered by this save.
+        self._due = self._due and not self._seen
 
     def rewind(self, step: int) -> None:
         pass

@@ -82,9 +82,55 @@ class ManifestFirst(_Wrapper):
             self._put_off.pop()()
 
 
+class NoFolderSyncBeforeManifest(_Wrapper):
+    """The names of the data files are not synced before the manifest is published."""
+
+    def sync_folder(self, folder: str) -> None:
+        names = {entry.name for entry in self._inner.list_folder(folder)}
+        if not folder or "manifest.json" in names or "manifest.json.tmp" in names:
+            self._inner.sync_folder(folder)
+
+
+class NoRootSyncBeforeManifest(_Wrapper):
+    """The name of the step folder is not synced."""
+
+    def sync_folder(self, folder: str) -> None:
+        if folder:
+            self._inner.sync_folder(folder)
+
+
+class NoFolderSyncAfterRename(_Wrapper):
+    """The manifest's new name is not synced before "saved" is said."""
+
+    def sync_folder(self, folder: str) -> None:
+        if not folder or "manifest.json" not in {entry.name for entry in self._inner.list_folder(folder)}:
+            self._inner.sync_folder(folder)
+
+
+class NoFolderSyncWhenRetiring(_Wrapper):
+    """The data is deleted before it is certain that the manifest is gone."""
+
+    def __init__(self, inner: Storage) -> None:
+        super().__init__(inner)
+        self._retired: set[str] = set()
+
+    def remove_file(self, name: str) -> None:
+        self._inner.remove_file(name)
+        if name.endswith("/manifest.json"):
+            self._retired.add(name.rpartition("/")[0])
+
+    def sync_folder(self, folder: str) -> None:
+        if folder not in self._retired:
+            self._inner.sync_folder(folder)
+
+
 BROKEN: dict[str, Callable[[Storage], Any]] = {
     "no folder sync": NoFolderSync,
     "no file sync": NoFileSync,
     "rename before sync": RenameBeforeSync,
     "manifest first": ManifestFirst,
+    "names of the data not synced": NoFolderSyncBeforeManifest,
+    "name of the step folder not synced": NoRootSyncBeforeManifest,
+    "name of the manifest not synced": NoFolderSyncAfterRename,
+    "retirement not synced": NoFolderSyncWhenRetiring,
 }

@@ -53,6 +53,27 @@ def test_the_sweep_notices_a_broken_commit(broken: Callable[[Any], Any]) -> None
     assert any(wrong for run in RUNS.values() for _, wrong in sweep(run, broken))
 
 
+def test_what_a_dead_run_showed_is_made_durable_by_the_next() -> None:
+    """A run dies between the rename and the sync; the next one has seen the checkpoint, and a crash must not take it."""
+    stop, seen = 1, 0
+    while True:
+        reached, volatile, _ = crash(RUNS["two_saves"], stop, lambda s: s)
+        if not reached:
+            break
+        stop += 1
+        ckpt = ms.Checkpointer(volatile)
+        restored = ckpt.restore()
+        if restored is None:
+            continue
+        seen += 1
+        ckpt._open_run()
+        for image in volatile.crashes(SEEDS):
+            latest = ms.open(image).latest()
+            assert latest is not None
+            assert latest.seq >= restored.info.seq, stop
+    assert seen > 10
+
+
 @pytest.mark.parametrize("run", RUNS.values(), ids=RUNS.keys())
 def test_the_next_run_clears_up_and_goes_on(run: Callable[..., None]) -> None:
     stop, reached = 1, True

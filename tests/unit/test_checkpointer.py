@@ -273,8 +273,11 @@ def test_the_three_answers(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ms.StorageError):
         ms.Checkpointer(tmp_path / "file" / "run").save(1, state_of(1))
-    with pytest.raises(ms.NotFound):
-        ms.open(tmp_path / "file")
+    (tmp_path / "link").symlink_to(tmp_path / "mount that is away" / "run")
+    for path, told in ((tmp_path / "file", "not a folder"), (tmp_path / "link", "not mounted")):
+        for look in (ms.open, lambda p: ms.Checkpointer(p).restore(), lambda p: ms.Checkpointer(p).latest()):
+            with pytest.raises(ms.StorageError, match=told):
+                look(path)
 
 
 def test_statistics_have_the_age_of_the_last_commit(tmp_path: Path) -> None:
@@ -286,3 +289,143 @@ def test_statistics_have_the_age_of_the_last_commit(tmp_path: Path) -> None:
         assert one is not None
         assert two is not None
         assert 0 <= one <= two
+
+
+def test_the_order_counts_unreadable_manifests_and_the_one_restored_from(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with ms.Checkpointer(run) as ckpt:
+        for step in (1, 2, 3):
+            ckpt.save(step, state_of(step)).result()
+    hidden = next(run.glob("step-*3-*")) / "manifest.json"
+    hidden.write_bytes(b"nonsense")
+    with ms.Checkpointer(run) as ckpt:
+        restored = ckpt.restore()
+        assert restored is not None
+        assert restored.step == 2
+        assert ckpt.save(4, state_of(4)).result().seq == 4  # 2 is the highest that can be read, and one is hidden
+    lonely = tmp_path / "lonely"
+    with ms.Checkpointer(lonely) as ckpt:
+        ckpt._adopt, ckpt._restored = True, ms.open(run).latest()  # a run that moved to a new folder
+        assert ckpt.save(5, state_of(5)).result().seq == 5
+
+
+def test_another_runs_folder_is_refused_at_the_first_step_due_or_not(tmp_path: Path) -> None:
+    with ms.Checkpointer(tmp_path / "run") as ckpt:
+        ckpt.save(1, state_of(1))
+    other = ms.Checkpointer(tmp_path / "run", every=1000)
+    with pytest.raises(ms.ForeignRun, match="Call restore"):
+        other.step(1, state_of(1))
+    other.close()
+
+
+def test_a_refused_state_leaves_nothing_behind(tmp_path: Path) -> None:
+    heard: list[str] = []
+
+    class Loud:
+        def __getattr__(self, name: str) -> Any:
+            return lambda event: heard.append(name)
+
+    for use in ("save", "step"):
+        ckpt = ms.Checkpointer(tmp_path / "run", every=1, listeners=[Loud()])  # type: ignore[list-item]
+        with pytest.raises(ms.UnsupportedState, match="/model/f"):
+            getattr(ckpt, use)(1, {"model": {"f": object()}})
+        assert not (tmp_path / "run").exists()
+        ckpt.save(1, state_of(1)).result()
+        with pytest.raises(ms.UnsupportedState):
+            ckpt.save(2, {"model": {"f": object()}})
+        ckpt.close()
+        assert heard == ["begin", "before_save", "after_save", "before_save", "save_failed", "end"]
+        heard.clear()
+        for path in sorted((tmp_path / "run").rglob("*"), reverse=True):
+            path.rmdir() if path.is_dir() else path.unlink()
+        (tmp_path / "run").rmdir()
+
+
+def test_a_second_thread_waits_and_the_same_one_is_refused(tmp_path: Path) -> None:
+    with ms.Checkpointer(tmp_path / "run") as ckpt:
+
+        def many(first: int) -> None:
+            for step in range(first, first + 20):
+                ckpt.save(step, {"w": np.full(200_000, step), "value": step})
+
+        threads = [threading.Thread(target=many, args=(first,)) for first in (1000, 2000, 3000)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        ckpt.wait()
+
+        class Reentrant:
+            def state_dict(self) -> dict[str, int]:
+                ckpt.save(9, {})
+                return {}
+
+            def load_state_dict(self, state: object) -> None: ...
+
+        with pytest.raises(ms.SaveError, match="while this thread was in"):
+            ckpt.save(1, {"x": Reentrant()})
+    reader = ms.open(tmp_path / "run")
+    assert len(reader.checkpoints()) == 60
+    for info in reader.checkpoints():
+        state = reader.load(info.step)
+        assert state["value"] == info.step
+        assert (state["w"] == info.step).all()
+
+
+def test_a_line_that_was_left_is_superseded_although_parents_were_retired(tmp_path: Path) -> None:
+    keep = ms.EveryNSteps(100) | ms.LatestN(1)
+    with ms.Checkpointer(tmp_path / "run", keep=keep) as ckpt:
+        for step in (100, 200, 300):
+            ckpt.save(step, state_of(step)).result()
+    with ms.Checkpointer(tmp_path / "run", keep=keep) as ckpt:
+        ckpt.restore(step=100)
+        for step in (150, 160):
+            ckpt.save(step, state_of(step)).result()
+        assert ckpt.save(200, state_of(7)).result().step == 200
+        assert ckpt.save(100, state_of(100)).result().seq == 1  # its own line reaches back beyond what was retired
+
+
+def test_a_lock_that_was_lost_is_taken_anew(tmp_path: Path) -> None:
+    with ms.Checkpointer(tmp_path / "run") as ckpt:
+        ckpt.save(1, state_of(1)).result()
+        (tmp_path / "run" / ".lock").unlink()
+        with pytest.raises(ms.CommitError):
+            ckpt.save(2, state_of(2)).result()
+        assert ckpt.save(3, state_of(3)).result().parent == 1
+    assert [info.step for info in ms.open(tmp_path / "run").checkpoints()] == [1, 3]
+
+
+def test_a_step_whose_checkpoint_rotted_is_saved_anew(tmp_path: Path) -> None:
+    with ms.Checkpointer(tmp_path / "run") as ckpt:
+        name = ckpt.save(1, state_of(1)).result().name
+        (tmp_path / "run" / name / "manifest.json").write_bytes(b"nonsense")
+        info = ckpt.save(1, state_of(1)).result()
+        assert info.name != name
+    assert ms.open(tmp_path / "run").load()["value"] == 1
+
+
+def test_syncs_and_deletions_count_as_progress(storage: FaultyStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes half of what may pass without progress; all together take a multiple of it."""
+    monkeypatch.setattr("midstride.save.pending.STORAGE_SECONDS", 0.6)
+
+    class Slow(Fault):
+        def after(self, operation: Operation) -> None:
+            if operation.name == "sync" and operation.target.endswith(".safetensors"):
+                threading.Event().wait(0.25)
+
+    with ms.Checkpointer(storage) as ckpt:
+        state = {f"item{n}": {"w": np.zeros(3)} for n in range(6)}
+        storage.fault = Slow()
+        ckpt.save(1, state).result()
+
+
+def test_a_storage_that_never_answers_is_not_waited_for_for_ever(
+    storage: FaultyStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("midstride.save.pending.STORAGE_SECONDS", 0.2)
+    storage.fault = gate = Gate()
+    ckpt = ms.Checkpointer(storage)
+    with pytest.raises(ms.Deadline, match=r"step 1 .* no progress for 0\.2 s"):
+        ckpt.save(1, state_of(1)).result()
+    gate.open.set()
+    ckpt.close()

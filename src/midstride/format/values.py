@@ -173,7 +173,7 @@ class StoredEnum:
 
     __slots__ = ("name", "type_name", "value")
 
-    def __init__(self, type_name: str, name: str, value: Any) -> None:
+    def __init__(self, type_name: str, name: str | None, value: Any) -> None:
         self.type_name, self.name, self.value = type_name, name, value
 
 
@@ -184,7 +184,7 @@ def _decode_value(data: Any) -> Any:
 
 
 def _decode_enum(data: dict[str, Any]) -> StoredEnum:
-    if type(data["type"]) is not str or type(data["name"]) is not str:
+    if type(data["type"]) is not str or not isinstance(data["name"], str | None):
         raise ValueError("an enum's names")
     return StoredEnum(data["type"], data["name"], _decode_value(data["v"]))
 

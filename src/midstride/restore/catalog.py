@@ -211,14 +211,14 @@ def _read_marker(storage: Storage, entries: list[Entry]) -> tuple[str | None, bo
 def lineage(checkpoints: list[CheckpointInfo], head: int | None) -> Iterator[CheckpointInfo]:
     """The checkpoints that the one with ``seq`` ``head`` grew from, itself first.
 
-    A parent that was retired is stood for by the newest checkpoint before it.
+    It ends at a parent that was retired: what lies before that may be of a line that was left.
     """
-    by_seq = sorted(checkpoints, key=lambda info: info.seq, reverse=True)
-    wanted = head
-    for info in by_seq:
-        if wanted is not None and info.seq <= wanted:
-            yield info
-            wanted = info.parent
+    by_seq = {info.seq: info for info in checkpoints}
+    info = by_seq.get(head) if head is not None else None
+    while info is not None:
+        yield info
+        older = info.parent is not None and info.parent < info.seq
+        info = by_seq.get(info.parent) if info.parent is not None and older else None
 
 
 def describe_problems(catalog: Catalog) -> str:

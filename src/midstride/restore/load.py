@@ -14,7 +14,6 @@ from midstride.errors import (
     NotCommitted,
     NotFound,
     NothingRestorable,
-    PermissionDenied,
     StateMismatch,
     Unavailable,
     UnsupportedState,
@@ -26,8 +25,8 @@ from midstride.restore.catalog import Catalog, Unusable, describe_problems, info
 from midstride.restore.match import Fill, Matcher
 from midstride.restore.plain import original_types
 from midstride.restore.reader import CheckpointReader, Want
-from midstride.restore.select import Selection, rename_tree
-from midstride.state import Report, Tree, named_leaves, pointer
+from midstride.restore.select import Selection, last_parts, rename_tree
+from midstride.state import Report, named_leaves, pointer
 from midstride.storage.base import Storage
 
 _log = logging.getLogger("midstride")
@@ -113,7 +112,7 @@ def _restore(storage: Storage, template: Any, step: int | None, options: Options
         raise _strict(warnings[0], candidates)
     if not candidates:
         raise nothing_restorable(storage, catalog) if step is None else not_committed(storage, catalog, step)
-    return _first_good(storage, catalog, candidates, template, options, warnings, fallback=fallback)
+    return _first_good(storage, catalog, candidates, template, options, warnings, step=step, fallback=fallback)
 
 
 def _passed_over(catalog: Catalog, candidates: list[CheckpointInfo], step: int | None) -> list[str]:
@@ -164,6 +163,7 @@ def _first_good(
     options: Options,
     warnings: list[str],
     *,
+    step: int | None,
     fallback: bool,
 ) -> Restored:
     bad = [entry.info.seq for entry in catalog.unusable if entry.info is not None]
@@ -173,6 +173,10 @@ def _first_good(
         try:
             return _load(storage, info, template, options, warnings, bad)
         except Gone:
+            raise
+        except StateMismatch as error:
+            if overwritten:
+                raise StateMismatch(str(error).replace("; nothing was changed", "") + _OVERWRITTEN) from error
             raise
         except CorruptCheckpoint as error:
             overwritten = overwritten or isinstance(error, _PartlyOverwritten)
@@ -184,6 +188,8 @@ def _first_good(
             warnings.append(f"step {info.step} was passed over: {error}")
             _log.warning("checkpoint %s cannot be used, trying the one before: %s", info.name, error)
     message = "; ".join(warnings) + (_OVERWRITTEN if overwritten else "")
+    if step is not None:
+        raise CorruptCheckpoint(f"step {step} of {storage.description} cannot be restored: {message}") from last
     raise NothingRestorable(
         f"{storage.description} holds checkpoints, and none can be restored: {message}. Nothing on disk was changed"
     ) from last
@@ -199,13 +205,13 @@ def _load(
         manifest = read_manifest(storage, info.name)
     except NotFound as error:
         raise Gone(f"{info.name} was retired while it was read") from error
-    report = Report(strict=options.strict)
+    report = Report(strict=options.strict, renamed=last_parts(options.rename))
     with CheckpointReader(storage, info.name, manifest) as reader:
         selection = Selection.of(options.only)
         tree = selection.prune(rename_tree(reader.tree, options.rename), report)
         wanted = selection.pick(template)
         matcher = Matcher(manifest, report, cast=options.cast, parts=selection.array_parts(tree))
-        fill = _match(matcher, wanted, tree, report, info)
+        fill = _match(lambda: matcher.match(wanted, tree, template), report, info)
         wants = [Want(array, to.buffer, first, first + to.buffer.size) for array, to, first in fill.destinations]
         reader.check_headers([want.array for want in wants] if selection.pointers else None)
         if fill.in_place:
@@ -227,9 +233,9 @@ def _load(
     )  # fmt: skip
 
 
-def _match(matcher: Matcher, template: Any, tree: Tree, report: Report, info: CheckpointInfo) -> Fill:
+def _match(match: Callable[[], Fill], report: Report, info: CheckpointInfo) -> Fill:
     try:
-        fill = matcher.match(template, tree)
+        fill = match()
     except (TypeError, ValueError, OverflowError, RecursionError, UnsupportedState, ImportError) as error:
         raise StateMismatch(f"{info.name} cannot be restored here: {error}. Nothing was changed") from error
     if report.problems:
@@ -261,7 +267,7 @@ def verify(storage: Storage, info: CheckpointInfo, on_bytes: Callable[[int], Non
             return reader.verify(on_bytes)
     except NotFound as error:
         raise Gone(f"{info.name} was retired while it was read") from error
-    except (CorruptCheckpoint, PermissionDenied) as error:
+    except CorruptCheckpoint as error:
         return [str(error)]
 
 

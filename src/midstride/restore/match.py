@@ -7,6 +7,7 @@ bytes are there.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import difflib
@@ -87,13 +88,17 @@ class Matcher:
         self._native = False
         self._fill = Fill()
         self._objects: list[LiveObject] = []
-        self._whole: dict[tuple[int, bool], Callable[[], Any]] = {}
+        self._whole: dict[tuple[int, bool], Build] = {}
+        self._tied: dict[tuple[int, tuple[Any, ...]], Build] = {}
         self._by_memory: dict[tuple[Any, ...], int] = {}
         self._alive: list[Any] = []
 
-    def match(self, template: Any, tree: Tree) -> Fill:
-        """Differences go to the report; the fill is of use only if there are no problems."""
-        self._collect_objects(template, ())
+    def match(self, template: Any, tree: Tree, whole: Any = None) -> Fill:
+        """Differences go to the report; the fill is of use only if there are no problems.
+
+        ``whole`` is the state that the template is a part of: its modules name parameters.
+        """
+        self._collect_objects(template if whole is None else whole, ())
         self._fill.build = self._visit(template, tree, (), in_place=False)
         return self._fill
 
@@ -152,7 +157,11 @@ class Matcher:
 
     def _enum(self, cls: type[enum.Enum], value: Any, path: Path) -> Build:
         if isinstance(value, StoredEnum) and value.name in cls.__members__:
-            return lambda: cls[value.name]
+            return lambda: cls[str(value.name)]
+        if isinstance(value, StoredEnum) and issubclass(cls, enum.Flag) and isinstance(value.value, int):
+            with contextlib.suppress(ValueError):  # several flags together, or none, have a value and no name
+                flags = cls(value.value)
+                return lambda: flags
         self._wrong(path, f"holds {getattr(value, 'name', value)!r}", f"a member of {cls.__qualname__}")
         return lambda: None
 
@@ -169,8 +178,18 @@ class Matcher:
         if saved.dtype != leaf.dtype:
             return self._cast_array(adapter, template, leaf, tree.index, path, in_place=in_place)
         if not in_place:
-            return self._destination(tree.index, adapter.new_array(leaf.dtype, leaf.shape, template))
+            return self._new_like(adapter, template, leaf, tree.index)
         return self._in_place(adapter, template, leaf, tree.index, path)
+
+    def _new_like(self, adapter: ArrayAdapter, template: Any, leaf: ArrayLeaf, index: int) -> Build:
+        """A new array; one for all places of the template that are one memory and were one array."""
+        if leaf.address is None:
+            return self._destination(index, adapter.new_array(leaf.dtype, leaf.shape, template))
+        key = (index, adapter.memory_key(template))
+        if key not in self._tied:
+            self._tied[key] = _once(self._destination(index, adapter.new_array(leaf.dtype, leaf.shape, template)))
+            self._alive.append(template)
+        return self._tied[key]
 
     def _in_place(self, adapter: ArrayAdapter, template: Any, leaf: ArrayLeaf, index: int, path: Path) -> Build:
         memory = adapter.memory_key(template) if leaf.address is not None else None
@@ -334,16 +353,8 @@ class Matcher:
             adapter = adapter_of_lib(saved.lib if self._native else "numpy")
             if adapter is None:
                 raise UnsupportedState(f"arrays of {saved.lib} are not known to this Midstride")
-            finish = self._part(adapter, index) if index in self._parts else self._all(adapter, index)
-            made: list[Any] = []
-
-            def once() -> Any:
-                # Places that were one array are one array again.
-                if not made:
-                    made.append(finish())
-                return made[0]
-
-            self._whole[key] = once
+            # Places that were one array are one array again.
+            self._whole[key] = _once(self._part(adapter, index) if index in self._parts else self._all(adapter, index))
         return self._whole[key]
 
     def _all(self, adapter: ArrayAdapter, index: int) -> Build:
@@ -365,6 +376,17 @@ class Matcher:
 
     def _wrong(self, path: Path, has: str, wanted: str) -> None:
         self._report.problems.append(f"{pointer(path) or '/'}: the checkpoint {has}, the state wants {wanted}")
+
+
+def _once(build: Build) -> Build:
+    made: list[Any] = []
+
+    def once() -> Any:
+        if not made:
+            made.append(build())
+        return made[0]
+
+    return once
 
 
 def _typed(key: Any) -> tuple[Any, ...]:

@@ -127,6 +127,15 @@ def rename_tree(tree: Tree, rename: Mapping[str, str]) -> Tree:
     return renamed
 
 
+def last_parts(rename: Mapping[str, str]) -> dict[str, str]:
+    """The last parts of renamed places: what an optimizer's parameters are named by."""
+    return {_plain(_parts(old)[-1]): _plain(_parts(new)[-1]) for old, new in rename.items()}
+
+
+def _plain(token: str) -> str:
+    return token.replace("~1", "/").replace("~0", "~")
+
+
 def _parts(name: str) -> list[str]:
     return _as_pointer(name).split("/")[1:]
 

@@ -92,6 +92,8 @@ class RunView:
     run: str
     head: int | None
     """``seq`` of the checkpoint that the next one grows from."""
+    line: frozenset[int]
+    """``seq`` of those that it grew from, itself included, as far as is known."""
     checkpoints: tuple[CheckpointInfo, ...]
 
 
@@ -112,6 +114,13 @@ class Emptied:
     job: int
     place: int
     nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Working:
+    """Something that moves no bytes was done: a file was synced, the manifest published, a checkpoint deleted."""
+
+    job: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,4 +149,4 @@ class Stopped:
     error: BaseException | None
 
 
-Reply = Opened | Refused | Emptied | Committed | Failed | Stopped
+Reply = Opened | Refused | Emptied | Working | Committed | Failed | Stopped

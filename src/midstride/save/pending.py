@@ -14,11 +14,13 @@ from midstride.waiting import wait_for
 class PendingSave:
     """A save that was begun. It holds nothing of the state, and may be kept or dropped at will."""
 
-    def __init__(self, step: int, total_bytes: int) -> None:
+    def __init__(self, step: int, total_bytes: int, *, announced: bool = True) -> None:
         self.step = step
         self._total_bytes = total_bytes
         self._staged_bytes = 0
         self._written_bytes = 0
+        self._beats = 0
+        self._announced = announced  # to listeners; a comparison is not
         self._info: CheckpointInfo | None = None
         self._error: BaseException | None = None
         self._stall_seconds: float | None = None
@@ -58,7 +60,7 @@ class PendingSave:
                     self._changed,
                     self.done,
                     what=f"the save of step {self.step} to become durable",
-                    progress=self.progress,
+                    progress=self._progress_or_life,
                     stall_seconds=STORAGE_SECONDS,
                     timeout=timeout,
                 )
@@ -69,6 +71,15 @@ class PendingSave:
         return self._info
 
     # The saver's side.
+
+    def _progress_or_life(self) -> object:
+        """Changes whenever the save does anything."""
+        return self._staged_bytes, self._written_bytes, self._beats
+
+    def _beat(self) -> None:
+        with self._changed:
+            self._beats += 1
+            self._changed.notify_all()
 
     def _advance(self, *, staged: int = 0, written: int = 0) -> None:
         with self._changed:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import uuid
+from collections.abc import Callable
 from datetime import UTC, datetime
 
 from midstride.errors import ForeignRun, MidstrideError, NewerFormat
 from midstride.format import layout
 from midstride.format.manifest import Manifest
 from midstride.info import CheckpointInfo
-from midstride.restore.catalog import Catalog, Known, info_of, read_manifest, scan
+from midstride.restore.catalog import Catalog, Known, info_of, lineage, read_manifest, scan
 from midstride.retention import Retention, to_retire
 from midstride.save import commit
 from midstride.save.messages import RunView
@@ -65,6 +66,8 @@ class RunFolder:
         self._head = self._restored if self._restored is not None else latest
         self._run = catalog.run or uuid.uuid4().hex
         self._checkpoints = catalog.checkpoints
+        # Kept up from here on, whatever is retired.
+        self._line = {info.seq for info in lineage(self._checkpoints, self._head)}
         damaged = [entry.info for entry in catalog.unusable if entry.info is not None]
         self._known: Known = {info.name: info for info in (*catalog.checkpoints, *damaged)}
         # They keep their place in the order. They must not stand for a good one that is then deleted.
@@ -72,12 +75,13 @@ class RunFolder:
 
     @property
     def view(self) -> RunView:
-        return RunView(self._run, self._head, tuple(self._checkpoints))
+        return RunView(self._run, self._head, frozenset(self._line), tuple(self._checkpoints))
 
     def go_on_from(self, restored: CheckpointInfo | None) -> None:
         """The run was restored while it was open: what is saved next grows from there."""
         if restored is not None:
             self._restored = self._head = restored.seq
+            self._line = {info.seq for info in lineage(self._checkpoints, self._head)}
 
     def manifest(self, info: CheckpointInfo) -> Manifest:
         """The manifest of one of this folder's checkpoints."""
@@ -105,6 +109,7 @@ class RunFolder:
         self._known[folder] = info
         self._checkpoints = [*(c for c in catalog.checkpoints if c.seq not in self._damaged), info]
         self._head = info.seq
+        self._line.add(info.seq)
         return info
 
     def mark(self) -> None:
@@ -114,15 +119,23 @@ class RunFolder:
             self._marked = True
 
     def retire(
-        self, policy: Retention | None, replaced: CheckpointInfo | None, bad: frozenset[int] = frozenset()
+        self,
+        policy: Retention | None,
+        replaced: CheckpointInfo | None,
+        bad: frozenset[int] = frozenset(),
+        alive: Callable[[], None] = lambda: None,
     ) -> None:
-        """Delete what is not to be kept. A failure is logged: it costs space, not the new checkpoint."""
+        """Delete what is not to be kept. A failure is logged: it costs space, not the new checkpoint.
+
+        ``alive`` is called after each one.
+        """
         # One that is known to be bad must not stand for a good one that is then deleted.
         good = [info for info in self._checkpoints if info.seq not in bad]
         doomed = to_retire(policy, good) if policy is not None else []
         if replaced is not None and replaced not in doomed:
             doomed = [replaced, *doomed]
         for info in doomed:
+            alive()
             try:
                 self._retire_one(info)
             except MidstrideError as error:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from midstride.errors import Deadline, SaveError, StagingError, WriterDied
+from midstride.errors import Busy, Deadline, SaveError, StagingError, WriterDied
 from midstride.info import CheckpointInfo
 from midstride.limits import STORAGE_SECONDS, WRITER_SECONDS
 from midstride.retention import Retention
@@ -34,6 +34,7 @@ from midstride.save.messages import (
     Seal,
     Staged,
     Stopped,
+    Working,
 )
 from midstride.save.pending import PendingSave
 from midstride.save.plan import Plan, Planner
@@ -142,7 +143,7 @@ class Saver:
         plan = self._plan(captured)
         arena = self._arena_for(plan)
         self._jobs += 1
-        pending = PendingSave(step, plan.total_bytes)
+        pending = PendingSave(step, plan.total_bytes, announced=compare_with is None)
         job = Job(
             number=self._jobs,
             step=step,
@@ -231,7 +232,7 @@ class Saver:
                 self._changed,
                 lambda: self._in_flight is not flight,
                 what=f"the save of step {flight.pending.step} to become durable",
-                progress=flight.pending.progress,
+                progress=flight.pending._progress_or_life,
                 stall_seconds=stall_seconds,
                 timeout=timeout,
             )
@@ -256,6 +257,8 @@ class Saver:
                 self._answer(error)
             case Emptied():
                 self._emptied(reply)
+            case Working():
+                self._worked(reply)
             case Committed() | Failed():
                 self._ended(reply)
             case Stopped(error):
@@ -273,6 +276,12 @@ class Saver:
                 self._in_flight.pending._advance(written=reply.nbytes)
                 self._changed.notify_all()
 
+    def _worked(self, reply: Working) -> None:
+        with self._changed:
+            if self._in_flight is not None and self._in_flight.number == reply.job:
+                self._in_flight.pending._beat()
+                self._changed.notify_all()
+
     def _ended(self, reply: Committed | Failed) -> None:
         flight = self._in_flight
         if flight is None or flight.number != reply.job:
@@ -280,6 +289,8 @@ class Saver:
         seconds = time.perf_counter() - flight.began
         if isinstance(reply, Committed):
             self.view = reply.view
+        elif isinstance(reply.error.__cause__, Busy):
+            self.view = None  # the lock was lost: the folder must be opened again
         self._on_end(flight.pending, reply, seconds)
         with self._changed:
             # In this order: who sees the handle done must find the next save free to begin.

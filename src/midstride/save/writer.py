@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 import xxhash
 
-from midstride.errors import CommitError, MidstrideError, StagingError, StepExists, StorageError, WriteError
+from midstride.errors import Busy, CommitError, MidstrideError, StagingError, StepExists, StorageError, WriteError
 from midstride.format import layout
 from midstride.format.manifest import ArrayRecord, FileRecord, Manifest, Slice
 from midstride.info import CheckpointInfo
@@ -37,6 +37,7 @@ from midstride.save.messages import (
     Seal,
     Staged,
     Stop,
+    Working,
 )
 from midstride.save.run_folder import RunFolder
 from midstride.storage.base import Storage, WritableFile
@@ -64,29 +65,35 @@ class Writer:
             while not isinstance(request := self._receive(), Stop):
                 self._serve(request)
         finally:
-            if self._attempt is not None:
-                self._attempt.give_up()
-            self._disk.stop()
-            if self._run is not None:
-                self._run.close()
+            try:
+                if self._attempt is not None:
+                    self._attempt.give_up()
+            finally:
+                self._disk.stop()
+                if self._run is not None:
+                    self._run.close()
 
     def _serve(self, request: Request) -> None:
         match request:
             case OpenRun():
                 self._open(request)
             case Job():
-                self._attempt = _Attempt(request, self._storage, self._disk)
-            case Staged() if self._attempt is not None:
-                self._attempt.take(request)
-                nbytes = self._attempt.job.chunks[request.chunk].nbytes
-                self._send(Emptied(request.job, request.place, nbytes))
-            case Abort() if self._attempt is not None:
-                self._attempt.give_up()
+                self._attempt = _Attempt(
+                    request, self._storage, self._disk, lambda: self._send(Working(request.number))
+                )
+            case Staged() if attempt := self._current(request.job):
+                attempt.take(request)
+                self._send(Emptied(request.job, request.place, attempt.job.chunks[request.chunk].nbytes))
+            case Abort() if attempt := self._current(request.job):
                 self._attempt = None
+                attempt.give_up()
                 self._send(Failed(request.job, StagingError("the save was given up while it was staged")))
-            case Seal() if self._attempt is not None:
-                attempt, self._attempt = self._attempt, None
+            case Seal() if attempt := self._current(request.job):
+                self._attempt = None
                 self._send(self._finish(attempt))
+
+    def _current(self, job: int) -> _Attempt | None:
+        return self._attempt if self._attempt is not None and self._attempt.job.number == job else None
 
     def _open(self, request: OpenRun) -> None:
         if self._run is not None:
@@ -109,8 +116,13 @@ class Writer:
             info = _publish(run, attempt, attempt.write_out())
         except Exception as error:
             attempt.give_up()
+            if isinstance(error.__cause__, Busy):
+                # The lock is lost: the next save takes the folder anew, if nobody else has it.
+                run.close()
+                self._run = None
             return Failed(job.number, _as_save_error(error, job))
-        run.retire(job.retention, job.replaces, job.bad)
+        self._send(Working(job.number))
+        run.retire(job.retention, job.replaces, job.bad, lambda: self._send(Working(job.number)))
         return Committed(job.number, info, run.view, fresh=True)
 
     def _compare(self, attempt: _Attempt, info: CheckpointInfo, run: RunFolder) -> Reply:
@@ -165,10 +177,11 @@ class _Attempt:
     A failure is kept until the seal: the trainer may be staging, and its chunks must still be taken.
     """
 
-    def __init__(self, job: Job, storage: Storage, disk: _DiskThread) -> None:
+    def __init__(self, job: Job, storage: Storage, disk: _DiskThread, alive: Callable[[], None]) -> None:
         self.job = job
         self._storage = storage
         self._disk = disk
+        self._alive = alive
         self._digester = Digester(job.files)
         self._failure: Exception | None = None
         self._files: dict[int, WritableFile] = {}
@@ -217,6 +230,7 @@ class _Attempt:
         for number in [n for n in self._files if n < before]:
             self._files[number].sync()
             self._files.pop(number).close()
+            self._alive()
 
     def write_out(self) -> Manifest:
         """Sync what was written and describe it. Raises what failed on the way."""

@@ -66,6 +66,10 @@ class LocalStorage:
 
     def list_folder(self, folder: str) -> list[Entry]:
         path = self._folder(folder)
+        if not folder and os.path.lexists(path) and not os.path.isdir(path):
+            # A link to a mount that is away must not look like a place where nothing was ever saved.
+            what = "a link that leads nowhere: is a disk not mounted?" if os.path.islink(path) else "not a folder"
+            raise StorageError(f"{self.description} is {what}")
         with told("list", path), os.scandir(path) as entries:
             return [Entry(entry.name, _kind(entry)) for entry in entries]
 
@@ -84,6 +88,8 @@ class LocalStorage:
         except OSError as error:
             if error.errno == errno.ELOOP:
                 raise StorageError(f"{printable(path)} is a link, and files that are links are not read") from error
+            if error.errno == errno.ENXIO:
+                raise StorageError(f"{printable(path)} is not a regular file") from error
             raise storage_error(error, "open", path) from error
 
     def rename(self, old: str, new: str) -> None:

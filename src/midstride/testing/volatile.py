@@ -1,7 +1,7 @@
 """A storage that knows what was synced, and can lose the rest.
 
 The model of a crash of the machine: of the operations on a folder's names (made, renamed, removed)
-since the folder was synced, any first few have become durable, each folder for itself. Of a file's
+since the folder was synced, any may have become durable, in any order, each folder for itself. Of a file's
 bytes since the file was synced, all, none or some sectors have, whatever became of its name. A
 rename is one operation: the old name or the new one is there, never neither. Bytes that are lost
 read as zeros, or as the end of the file.
@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -45,10 +45,11 @@ class _Folder:
         apply(self.now)
         self.pending.append(apply)
 
-    def after_crash(self, kept: int) -> Names:
+    def after_crash(self, kept: Sequence[bool]) -> Names:
         names = dict(self.synced)
-        for apply in self.pending[:kept]:
-            apply(names)
+        for apply, durable in zip(self.pending, kept, strict=True):
+            if durable:
+                apply(names)
         return names
 
 
@@ -160,17 +161,17 @@ class VolatileStorage:
     def crashes(self, seeds: int = 8) -> Iterator[MemoryStorage]:
         """What a crash now may leave: the extremes, then ``seeds`` random mixes.
 
-        The extremes: of names nothing or everything that was not synced is kept, and of bytes
-        everything, nothing (zeros), or nothing (files cut short).
+        The extremes: of names nothing, everything, or only the last change that was not synced is
+        kept, and of bytes everything, nothing (zeros), or nothing (files cut short).
         """
-        for names_kept in (lambda n: 0, lambda n: n):
+        for names_kept in (lambda n: [False] * n, lambda n: [True] * n, lambda n: [at == n - 1 for at in range(n)]):
             for content in (lambda f: bytes(f.now), lambda f: _lost(f, cut=False), lambda f: _lost(f, cut=True)):
                 yield self._image(names_kept, content)
         for seed in range(seeds):
             chance = random.Random(seed)
-            yield self._image(functools.partial(chance.randint, 0), functools.partial(_torn, chance=chance))
+            yield self._image(functools.partial(_some, chance=chance), functools.partial(_torn, chance=chance))
 
-    def _image(self, names_kept: Callable[[int], int], content: Callable[[_File], bytes]) -> MemoryStorage:
+    def _image(self, names_kept: Callable[[int], Sequence[bool]], content: Callable[[_File], bytes]) -> MemoryStorage:
         image = MemoryStorage(f"{self.description} after a crash")
 
         def copy(folder: _Folder, prefix: str) -> None:
@@ -187,6 +188,10 @@ class VolatileStorage:
                 image.make_root()
                 copy(self._root, "")
         return image
+
+
+def _some(count: int, chance: random.Random) -> list[bool]:
+    return [chance.random() < 0.5 for _ in range(count)]
 
 
 def _lost(file: _File, *, cut: bool) -> bytes:

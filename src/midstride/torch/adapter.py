@@ -38,6 +38,9 @@ class TorchAdapter:
         if name is None or not plain or value.is_meta or value.is_nested:
             raise UnsupportedState(f"{pointer(path) or '/'}: {_why_refused(value)}. Nothing was written")
         count = value.numel()
+        if count and not value.untyped_storage().nbytes():
+            # As sharding wrappers leave them between uses: to read it would end the process.
+            raise UnsupportedState(f"{pointer(path) or '/'}: the tensor's memory was freed. Nothing was written")
         address = value.data_ptr() if count else None
         return ArrayLeaf(path, name, tuple(value.shape), count * value.element_size(), value, address, self)
 

@@ -89,6 +89,8 @@ def fit(module: torch.nn.Module, saved: Node) -> tuple[Tree, Any]:
     tree = saved.children[0]
     if type(live) is not OrderedDict or not isinstance(tree, Node) or tree.keys is None:
         return tree, live
+    # Extra state is the module's own business: it may have another size or other keys each time.
+    live = OrderedDict((key, None if key.rpartition(".")[2] == "_extra_state" else v) for key, v in live.items())
     own = dict(zip(canonical_keys(module, list(live)), live, strict=True))
     keys = [own.get(key, key) for key in tree.keys]
     return Node("ordereddict", tree.children, keys), live

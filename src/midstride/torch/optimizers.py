@@ -68,7 +68,7 @@ def fit(optimizer: torch.optim.Optimizer, saved: Node, objects: list[LiveObject]
     if parts is None:  # a state of its own shape: the optimizer knows best
         return tree
     whole, states, groups = parts
-    stored = _stored_parameters(saved) or [_unnamed(group) for group in groups]
+    stored = _stored_parameters(saved, report.renamed) or [_unnamed(group) for group in groups]
     live = _parameters(optimizer, objects)
     order = _match_groups(stored, live, report)
     if order is None:
@@ -91,11 +91,11 @@ def fit(optimizer: torch.optim.Optimizer, saved: Node, objects: list[LiveObject]
     return Node("dict", list(fields.values()), list(fields))
 
 
-def _stored_parameters(saved: Node) -> list[list[_Parameter]] | None:
+def _stored_parameters(saved: Node, renamed: dict[str, str]) -> list[list[_Parameter]] | None:
     groups = (saved.extra or {}).get("parameters")
     if not isinstance(groups, list):
         return None
-    return [[_Parameter(p["name"], tuple(p["shape"])) for p in group] for group in groups]
+    return [[_Parameter(renamed.get(p["name"], p["name"]), tuple(p["shape"])) for p in group] for group in groups]
 
 
 def _unnamed(group: Node) -> list[_Parameter]:
@@ -123,16 +123,16 @@ def _match_groups(stored: list[list[_Parameter]], live: list[list[_Parameter]], 
     if len(stored) != len(live):
         report.problems.append(f"the optimizer has {len(live)} parameter groups, the checkpoint {len(stored)}")
         return None
-    if not all(p.name for group in (*stored, *live) for p in group):
+    if any(p.name is None for group in (*stored, *live) for p in group):
         report.warnings.append(
-            "optimizer state was matched by position: no module in the state names all of its parameters"
+            "optimizer state of parameters that no module in the state names was matched by their position"
         )
+    if not (_any_named(stored) and _any_named(live)):
         return list(range(len(live)))
     free = list(range(len(stored)))
     order = []
     for group in live:
-        names = sorted(str(p.name) for p in group)
-        match = next((n for n in free if sorted(str(p.name) for p in stored[n]) == names), None)
+        match = next((n for n in free if _names_of(stored[n]) == _names_of(group)), None)
         if match is None:
             _report_names(stored, live, report)
             return None
@@ -141,9 +141,19 @@ def _match_groups(stored: list[list[_Parameter]], live: list[list[_Parameter]], 
     return order
 
 
+def _any_named(groups: list[list[_Parameter]]) -> bool:
+    return any(p.name is not None for group in groups for p in group)
+
+
+def _names_of(group: list[_Parameter]) -> tuple[list[str], int]:
+    """The names in a group, and how many parameters have none."""
+    names = sorted(p.name for p in group if p.name is not None)
+    return names, len(group) - len(names)
+
+
 def _report_names(stored: list[list[_Parameter]], live: list[list[_Parameter]], report: Report) -> None:
-    theirs = {str(p.name) for group in stored for p in group}
-    mine = {str(p.name) for group in live for p in group}
+    theirs = {p.name for group in stored for p in group if p.name is not None}
+    mine = {p.name for group in live for p in group if p.name is not None}
     if theirs == mine:
         report.problems.append("the optimizer's parameters are divided into groups in another way than when saved")
     for name in sorted(theirs - mine):
@@ -157,9 +167,10 @@ def _match_parameters(stored: list[_Parameter], live: list[_Parameter], report: 
     if len(stored) != len(live):
         report.problems.append(f"a parameter group has {len(live)} parameters, in the checkpoint {len(stored)}")
         return None
-    if all(p.name for p in (*stored, *live)):
-        at = {p.name: position for position, p in enumerate(stored)}
-        positions = [at[p.name] for p in live]
+    at = {p.name: position for position, p in enumerate(stored) if p.name is not None}
+    if at and any(p.name is not None for p in live):
+        unnamed = iter([position for position, p in enumerate(stored) if p.name is None])
+        positions = [at[p.name] if p.name is not None else next(unnamed) for p in live]
     else:
         positions = list(range(len(live)))
     for parameter, position in zip(live, positions, strict=True):

@@ -81,7 +81,7 @@ def test_without_names_positions_count_and_it_is_said(tmp_path: Path) -> None:
     model, live_model = _net(), _net(1)
     optimizer, live = _stepped(model.parameters()), torch.optim.AdamW(live_model.parameters())
     restored = _through(tmp_path, {"optimizer": optimizer}, {"optimizer": live})
-    assert len(restored.warnings) == 1 and "by position" in restored.warnings[0]
+    assert len(restored.warnings) == 1 and "by their position" in restored.warnings[0]
     assert _by_name(live_model, live) == _by_name(model, optimizer)
     other = torch.optim.AdamW(torch.nn.Linear(3, 2).parameters())
     with pytest.raises(ms.StateMismatch, match="2 parameters, in the checkpoint 6"):
