@@ -108,9 +108,8 @@ def test_the_plain_reader_reads_what_we_write(tmp_path: Path) -> None:
 
 def test_the_plain_reader_uses_nothing_of_ours_and_is_short(tmp_path: Path) -> None:
     source = Path(plain_reader.__file__).read_text()
-    assert "midstride" not in source.replace("nothing of Midstride is used", "").lower()
-    code = [line for line in source.splitlines() if line.strip() and not line.strip().startswith(("#", '"""'))]
-    assert len(code) <= 80
+    assert "midstride" not in source.lower()
+    assert sum(1 for line in source.splitlines() if line.strip()) <= 60
     with ms.Checkpointer(tmp_path / "run") as ckpt:
         ckpt.save(3, STATE).result()
     script = [sys.executable, "-S", plain_reader.__file__, str(tmp_path / "run")]
@@ -118,7 +117,7 @@ def test_the_plain_reader_uses_nothing_of_ours_and_is_short(tmp_path: Path) -> N
     done = subprocess.run(
         script, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(site)}, check=True
     )
-    assert "float32 [3, 4] 12 w" in done.stdout
+    assert "float32 [3, 4] w" in done.stdout
 
 
 def test_the_plain_reader_notices_damage(tmp_path: Path) -> None:

@@ -1,0 +1,224 @@
+"""Faults that reviews of the library found, one test each."""
+
+from __future__ import annotations
+
+import enum
+import errno
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import midstride as ms
+from midstride import cli
+from midstride.testing import FaultyStorage, Operation, fail_at
+from midstride.testing.faulty import Fault
+
+
+class Colour(enum.Flag):
+    RED = 1
+    BLUE = 2
+
+
+def through(path: Path, state: Any, template: Any = None, **options: Any) -> Any:
+    with ms.Checkpointer(path / "run") as ckpt:
+        ckpt.save(1, state)
+    restored = ms.Checkpointer(path / "run").restore(template, **options)
+    assert restored is not None
+    return restored
+
+
+@pytest.mark.parametrize("flags", [Colour(0), Colour.RED, Colour.RED | Colour.BLUE, re.I | re.M])
+def test_flags_come_back_whole_or_none_set(flags: enum.Flag, tmp_path: Path) -> None:
+    assert through(tmp_path, {"f": flags}, {"f": flags}).state == {"f": flags}
+    assert ms.open(tmp_path / "run").load() == {"f": flags.value}
+
+
+def test_arrays_tied_in_the_template_are_tied_again(tmp_path: Path) -> None:
+    one = torch.arange(4.0)
+    state = through(tmp_path, {"a": one, "b": one, "c": one.clone()}, {"a": one, "b": one, "c": one.clone()}).state
+    assert state["a"].data_ptr() == state["b"].data_ptr() != state["c"].data_ptr()
+    assert state["a"].data_ptr() != one.data_ptr()
+
+
+def test_a_tensor_whose_memory_was_freed_is_refused(tmp_path: Path) -> None:
+    freed = torch.ones(1000)
+    freed.untyped_storage().resize_(0)
+    with pytest.raises(ms.UnsupportedState, match="/x/t: the tensor's memory was freed"):
+        ms.Checkpointer(tmp_path / "run").save(1, {"x": {"t": freed}})
+
+
+class TwoParameters(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = torch.nn.Parameter(torch.zeros(3)), torch.nn.Parameter(torch.zeros(3))
+
+
+def stepped(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    optimizer = torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+    for number, parameter in enumerate(parameters):
+        optimizer.state[parameter]["momentum_buffer"] = torch.full((3,), float(number + 1))
+    return optimizer
+
+
+def moment(optimizer: torch.optim.Optimizer, parameter: torch.nn.Parameter) -> float:
+    return float(optimizer.state[parameter]["momentum_buffer"][0])
+
+
+def test_an_optimizer_alone_is_matched_by_the_models_names(tmp_path: Path) -> None:
+    model, live = TwoParameters(), TwoParameters()
+    optimizer, turned = stepped([model.a, model.b]), stepped([live.b, live.a])
+    restored = through(tmp_path, {"m": model, "o": optimizer}, {"m": live, "o": turned}, only="o")
+    assert (moment(turned, live.a), moment(turned, live.b)) == (1, 2)
+    assert restored.warnings == ()
+
+
+def test_a_parameter_without_a_name_does_not_take_the_others_names(tmp_path: Path) -> None:
+    model, live = TwoParameters(), TwoParameters()
+    extra, live_extra = torch.nn.Parameter(torch.zeros(3)), torch.nn.Parameter(torch.zeros(3))
+    optimizer, turned = stepped([model.a, extra, model.b]), stepped([live_extra, live.b, live.a])
+    restored = through(tmp_path, {"m": model, "o": optimizer}, {"m": live, "o": turned})
+    assert [moment(turned, p) for p in (live.a, live_extra, live.b)] == [1, 2, 3]
+    assert "by their position" in restored.warnings[0]
+
+
+def test_other_names_are_told_beside_a_group_without_names(tmp_path: Path) -> None:
+    class Other(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.x, self.b = torch.nn.Parameter(torch.zeros(3)), torch.nn.Parameter(torch.zeros(3))
+
+    def two_groups(first: list[Any], second: list[Any]) -> torch.optim.Optimizer:
+        return torch.optim.SGD([{"params": first}, {"params": second}], lr=0.1)
+
+    model, other = TwoParameters(), Other()
+    saved = two_groups([model.a, model.b], [torch.nn.Parameter(torch.zeros(3))])
+    live = two_groups([other.x, other.b], [torch.nn.Parameter(torch.zeros(3))])
+    with pytest.raises(ms.StateMismatch, match="the parameter 'a', the live one has not"):
+        through(tmp_path, {"m": model, "o": saved}, {"m": other, "o": live}, rename={})
+
+
+def test_a_renamed_parameter_keeps_its_moments(tmp_path: Path) -> None:
+    class Renamed(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.b, self.new = torch.nn.Parameter(torch.zeros(3)), torch.nn.Parameter(torch.zeros(3))
+
+    model, live = TwoParameters(), Renamed()
+    optimizer, turned = stepped([model.a, model.b]), stepped([live.b, live.new])
+    through(tmp_path, {"m": model, "o": optimizer}, {"m": live, "o": turned}, rename={"/m/a": "/m/new"})
+    assert (moment(turned, live.new), moment(turned, live.b)) == (1, 2)
+
+
+def test_extra_state_may_have_another_size_each_time(tmp_path: Path) -> None:
+    class Extra(torch.nn.Module):
+        def __init__(self, content: Any) -> None:
+            super().__init__()
+            self.content = content
+
+        def get_extra_state(self) -> Any:
+            return self.content
+
+        def set_extra_state(self, state: Any) -> None:
+            self.content = state
+
+    live = torch.nn.ModuleList([Extra(torch.zeros(3, dtype=torch.uint8)), Extra({"a": 1})])
+    saved = torch.nn.ModuleList([Extra(torch.arange(7, dtype=torch.uint8)), Extra({"b": [1, 2], "c": torch.ones(2)})])
+    through(tmp_path, {"m": saved}, {"m": live})
+    assert torch.equal(live[0].content, torch.arange(7, dtype=torch.uint8))
+    assert live[1].content["b"] == [1, 2]
+    assert torch.equal(live[1].content["c"], torch.ones(2))
+
+
+def test_a_signal_during_a_save_is_answered_by_the_next_step(tmp_path: Path) -> None:
+    class Signals:
+        """Sends the signal while the state is captured."""
+
+        armed = False
+
+        def state_dict(self) -> dict[str, int]:
+            if self.armed:
+                Signals.armed = False
+                os.kill(os.getpid(), signal.SIGTERM)
+            return {}
+
+        def load_state_dict(self, state: object) -> None: ...
+
+    with ms.Checkpointer(tmp_path / "run", every=ms.EverySteps(10) | ms.OnSignal()) as ckpt:
+        state = {"s": Signals(), "w": np.zeros(3)}
+        ckpt.step(9, state)
+        Signals.armed = True
+        ckpt.step(10, state)
+        assert not ckpt.should_stop
+        pending = ckpt.step(11, state)
+        assert pending is not None
+        assert pending.done()
+        assert ckpt.should_stop
+    latest = ms.open(tmp_path / "run").latest()
+    assert latest is not None
+    assert latest.step == 11
+
+
+def damage(run: Path, step: int, name: str) -> None:
+    path = next(run.glob(f"step-*{step}-*")) / name
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def test_one_damaged_step_by_its_number_is_not_the_end_of_all(tmp_path: Path) -> None:
+    with ms.Checkpointer(tmp_path / "run") as ckpt:
+        for step in (10, 20, 30):
+            ckpt.save(step, {"m": {"w": np.full(10, step)}}).result()
+    damage(tmp_path / "run", 30, "m.safetensors")
+    for look in (
+        lambda: ms.Checkpointer(tmp_path / "run").restore(step=30),
+        lambda: ms.open(tmp_path / "run").load(30),
+    ):
+        with pytest.raises(ms.CorruptCheckpoint, match="step 30"):
+            look()
+    assert ms.open(tmp_path / "run").load(20)["m"]["w"][0] == 20
+
+
+def test_a_mismatch_after_overwriting_says_that_objects_are_overwritten(tmp_path: Path) -> None:
+    with ms.Checkpointer(tmp_path / "run") as ckpt:
+        ckpt.save(1, {"m": torch.nn.Linear(3, 3)}).result()
+        ckpt.save(2, {"m": torch.nn.Linear(3, 3), "more": 1}).result()
+    damage(tmp_path / "run", 2, "m.safetensors")
+    with pytest.raises(ms.StateMismatch, match="partly overwritten") as caught:
+        ms.Checkpointer(tmp_path / "run").restore({"m": torch.nn.Linear(3, 3), "more": 0})
+    assert "nothing was changed" not in str(caught.value)
+
+
+def test_verify_does_not_call_damaged_what_it_could_not_look_at(tmp_path: Path) -> None:
+    class Unreadable(Fault):
+        def before(self, operation: Operation) -> None:
+            if operation.name == "read" and operation.target.endswith(".safetensors"):
+                fail_at(operation.number, errno.EIO).before(operation)
+
+    storage = FaultyStorage(ms.LocalStorage(tmp_path / "run"))
+    with ms.Checkpointer(storage) as ckpt:
+        ckpt.save(1, {"m": {"w": np.zeros(3)}}).result()
+    storage.fault = Unreadable()
+    with pytest.raises(ms.Unavailable):
+        ms.open(storage).verify()
+
+
+def test_names_with_brackets_do_not_break_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with ms.Checkpointer(tmp_path / "run") as ckpt:
+        ckpt.save(1, {"[/red]": {"[bold]w": np.zeros(3)}}, metrics={"[/loss]": 1.0}).result()
+    for command in ("ls", "show"):
+        monkeypatch.setattr(sys, "argv", ["midstride", command, str(tmp_path / "run")])
+        monkeypatch.setenv("COLUMNS", "200")
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        assert not ended.value.code
+        assert "[/" in capsys.readouterr().out
