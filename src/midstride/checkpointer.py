@@ -98,7 +98,7 @@ class Checkpointer:
         self._overwritten: str | None = None
         self._unreported: list[PendingSave] = []
         self._unreported_lock = threading.Lock()
-        self._calls = threading.Lock()
+        self._calls = threading.RLock()  # a signal handler may interrupt the thread that is about to enter
         self._caller: int | None = None
         trigger = as_trigger(every)
         self._watch = trigger.start(0) if trigger is not None else None
@@ -217,9 +217,7 @@ class Checkpointer:
     @contextlib.contextmanager
     def _one_call(self, what: str) -> Iterator[None]:
         """One call at a time: a second thread waits, the same one (a signal handler, a listener) is refused."""
-        self._may_write(what)
-        if self._caller == threading.get_ident():
-            raise SaveError(f"{what} was called while this thread was in step() or save()")
+        self._may_wait(what)
         with self._calls:
             self._caller = threading.get_ident()
             try:
@@ -228,13 +226,19 @@ class Checkpointer:
             finally:
                 self._caller = None
 
+    def _may_wait(self, what: str) -> None:
+        if self._saver.on_writer_thread():
+            raise SaveError(f"{what} was called by a listener on the writer's thread, which would wait for itself")
+        if self._caller == threading.get_ident():
+            raise SaveError(
+                f"{what} was called inside step() or save() (by a signal handler?): it would wait for itself"
+            )
+
     def _may_write(self, what: str) -> None:
         if self._closed:
             raise SaveError(f"{what}: this Checkpointer is closed")
         if os.getpid() != self._process:
             raise SaveError(f"{what}: this is a forked child; only the process that made the Checkpointer saves")
-        if self._saver.on_writer_thread():
-            raise SaveError(f"{what} was called by a listener on the writer's thread, which would wait for itself")
         if self._overwritten is not None:
             raise StagingError(f"{what}: the state is not whole, nothing was saved: {self._overwritten}")
 
@@ -295,8 +299,7 @@ class Checkpointer:
         the storage has made no progress for a while.
         """
         if os.getpid() == self._process:
-            if self._saver.on_writer_thread():
-                raise SaveError("wait() was called by a listener on the writer's thread, which would wait for itself")
+            self._may_wait("wait()")
             self._saver.wait_idle(timeout)
             self._surface(0)
 
@@ -338,8 +341,10 @@ class Checkpointer:
         ``NothingRestorable`` where something was saved and nothing can be read; ``NotCommitted``
         where ``step`` was not committed; ``StorageError`` where the folder could not be looked at.
         """
-        if os.getpid() == self._process and not self._closed:
-            self._saver.wait_idle(None)
+        if os.getpid() == self._process:
+            self._may_wait("restore()")
+            if not self._closed:
+                self._saver.wait_idle(None)
         options = loading.Options(only, rename or {}, cast, strict, on_touch=self._mark_overwritten)
         wanted = exact_step(step) if step is not None else None
         restored = loading.restore(self._storage, state, wanted, options, fallback=self._fallback)
@@ -357,7 +362,7 @@ class Checkpointer:
         self._bad.update(restored.bad)
         if self._watch is not None:
             self._watch.rewind(restored.step)
-        if self._saver.view is not None and os.getpid() == self._process:
+        if self._saver.view is not None and not self._closed and os.getpid() == self._process:
             self._saver.open_run(self._restored, adopt=True)
 
     def latest(self) -> CheckpointInfo | None:
@@ -385,6 +390,7 @@ class Checkpointer:
         """
         if self._closed or os.getpid() != self._process:
             return
+        self._may_wait("close()")
         self._closed = True
         exit_guard.discard(self)
         try:

@@ -8,6 +8,7 @@ must not look like success. An exception in an ``atexit`` handler leaves the exi
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import os
 import sys
@@ -43,17 +44,21 @@ def _close_all() -> None:
     for item in list(_open):
         try:
             item.close()
-        except Exception as error:
+        except BaseException as error:  # Ctrl-C too: the save was torn off, and that is no success
             _failed = True
-            print(f"midstride: {type(error).__name__}: {error}", file=sys.stderr)
+            with contextlib.suppress(Exception):
+                print(f"midstride: {type(error).__name__}: {error}", file=sys.stderr)
 
 
 def _exit_code() -> None:
-    if _failed:
-        logging.shutdown()
-        for stream in (sys.stdout, sys.stderr):
-            if stream is not None:
-                stream.flush()
+    if not _failed:
+        return
+    try:
+        for flush in (logging.shutdown, *(getattr(s, "flush", None) for s in (sys.stdout, sys.stderr))):
+            with contextlib.suppress(Exception):
+                if flush is not None:
+                    flush()
+    finally:
         os._exit(1)
 
 

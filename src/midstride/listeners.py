@@ -99,7 +99,10 @@ class Listeners:
                 continue
             try:
                 answers.append(call(event))
-            except Exception:
+            except BaseException as error:
+                # On the writer's thread even sys.exit() must not end it; on the caller's, Ctrl-C is the caller's.
+                if not isinstance(error, Exception) and method not in ("after_save", "save_failed"):
+                    raise
                 self.failures += 1
                 _log.exception("listener %s failed in %s(); the save goes on", type(item).__name__, method)
         return answers

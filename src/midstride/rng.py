@@ -44,7 +44,8 @@ class RNG:
                 raise StateMismatch("the checkpoint has PyTorch's random state, and PyTorch is not here") from error
             set_random_state(state["torch"])
         saved = dict(state["numpy"])
-        saved["state"] = {**saved["state"], "key": np.asarray(saved["state"]["key"])}
+        if "key" in saved["state"]:
+            saved["state"] = {**saved["state"], "key": np.asarray(saved["state"]["key"])}
         np.random.set_state(saved)
         python = state["python"]
         random.setstate((python["version"], tuple(map(int, python["words"])), python["gauss"]))

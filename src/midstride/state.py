@@ -31,6 +31,9 @@ Path = tuple[Any, ...]
 MAX_DEPTH = 128
 """Nesting that a state may have. Far above real states, below Python's own recursion limit."""
 
+MAX_DIMENSIONS = 62
+"""Of an array: what NumPy can hold, less what a stored form may add."""
+
 _ADAPTERS = {"numpy": "midstride.numpy_arrays", "torch": "midstride.torch.adapter"}
 """Module of the adapter for the classes of each top-level package."""
 
@@ -328,6 +331,10 @@ class _Walk:
                     if known.adapter is leaf.adapter and known.adapter.memory_key(known.source) == key:
                         return ArrayRef(other)
                 neighbours.append(index)
+        if len(leaf.shape) > MAX_DIMENSIONS:
+            raise UnsupportedState(
+                f"{pointer(leaf.path)}: arrays of more than {MAX_DIMENSIONS} dimensions cannot be saved"
+            )
         self.leaves.append(leaf)
         return ArrayRef(index)
 
@@ -378,9 +385,21 @@ def _set(kind: str) -> Callable[..., Tree]:
     def visit(walk: _Walk, value: Any, path: Path) -> Tree:
         # Sorted, so that equal sets have equal trees whatever the order of their hashes.
         ordered = sorted(value, key=lambda item: (type(item).__name__, repr(item)))
-        return Node(kind, walk.children(enumerate(ordered), path))
+        children = walk.children(enumerate(ordered), path)
+        if not all(map(is_hashable, children)):
+            raise UnsupportedState(
+                f"{pointer(path) or '/'}: a {kind} whose members are arrays or objects cannot be saved; save a list"
+            )
+        return Node(kind, children)
 
     return visit
+
+
+def is_hashable(tree: Tree) -> bool:
+    """Whether the plain form of a place can be a member of a set."""
+    if isinstance(tree, Node):
+        return tree.kind in ("tuple", "namedtuple", "frozenset") and all(map(is_hashable, tree.children))
+    return isinstance(tree, Value)
 
 
 def _factory(value: defaultdict[Any, Any]) -> dict[str, Any]:

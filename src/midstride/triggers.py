@@ -103,12 +103,13 @@ class OnSignal(Trigger):
     """
 
     signum: int = signal.SIGTERM
-    _arrived: threading.Event = field(default_factory=threading.Event, init=False, repr=False, compare=False)
+    # One flag. Not an Event: its lock would be taken in a handler that may interrupt itself.
+    _arrived: list[bool] = field(default_factory=lambda: [False], init=False, repr=False, compare=False)
 
     @property
     def received(self) -> bool:
         """Whether the signal has arrived: visible at once, from any loop."""
-        return self._arrived.is_set()
+        return self._arrived[0]
 
     def start(self, step: int, clock: Callable[[], float] = time.monotonic) -> Watch:
         return _SignalWatch(self.signum, self._arrived)
@@ -183,7 +184,7 @@ class _SecondsWatch:
 
 
 class _SignalWatch:
-    def __init__(self, signum: int, arrived: threading.Event) -> None:
+    def __init__(self, signum: int, arrived: list[bool]) -> None:
         self._signum, self._arrived, self._process = signum, arrived, os.getpid()
         self._due, self._seen = True, False
         self._earlier: Any = None
@@ -207,16 +208,17 @@ class _SignalWatch:
             os.kill(os.getpid(), signum)
             return
         if not closed:
-            self._arrived.set()
-        if callable(self._earlier):
+            self._arrived[0] = True
+        # Python's own handler of Ctrl-C would raise at once, and nothing would be saved.
+        if callable(self._earlier) and self._earlier is not signal.default_int_handler:
             self._earlier(signum, frame)
 
     @property
     def stop_requested(self) -> bool:
-        return self._arrived.is_set()
+        return self._arrived[0]
 
     def observe(self, step: int) -> bool:
-        self._seen = self._arrived.is_set()
+        self._seen = self._arrived[0]
         return self._due and self._seen
 
     def taken(self, step: int) -> None:

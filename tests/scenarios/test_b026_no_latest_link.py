@@ -79,10 +79,16 @@ def test_links_with_a_checkpoints_name(tmp_path: Path, target: str) -> None:
         _save(ckpt, 1, 0.5)
     link.symlink_to(link.name if target == "self" else "nowhere")
     with ms.Checkpointer(tmp_path, keep=1) as ckpt:
-        restored = ckpt.restore()
+        if target == "dangling":
+            # It may be a step on a disk that is not mounted: not passed over in silence.
+            with pytest.raises(ms.Unavailable, match="not mounted"):
+                ckpt.restore()
+        restored = ckpt.restore(step=1)
         assert restored is not None and restored.step == 1
         _save(ckpt, 2, 0.5)
+    assert link.is_symlink(), "not ours to remove"
+    if target == "dangling":
+        link.unlink()
     latest = ms.open(tmp_path).latest()
     assert latest is not None and latest.step == 2
-    assert link.is_symlink(), "not ours to remove"
     assert folder_of(tmp_path, 2).is_dir()

@@ -362,7 +362,7 @@ def test_a_second_thread_waits_and_the_same_one_is_refused(tmp_path: Path) -> No
 
             def load_state_dict(self, state: object) -> None: ...
 
-        with pytest.raises(ms.SaveError, match="while this thread was in"):
+        with pytest.raises(ms.SaveError, match="inside step"):
             ckpt.save(1, {"x": Reentrant()})
     reader = ms.open(tmp_path / "run")
     assert len(reader.checkpoints()) == 60

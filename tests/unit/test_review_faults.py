@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import errno
+import logging
 import os
 import re
 import signal
+import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +20,8 @@ import pytest
 import torch
 
 import midstride as ms
-from midstride import cli
+import midstride.testing as ms_testing
+from midstride import cli, retention
 from midstride.testing import FaultyStorage, Operation, fail_at
 from midstride.testing.faulty import Fault
 
@@ -222,3 +227,198 @@ def test_names_with_brackets_do_not_break_the_command(
             cli.main()
         assert not ended.value.code
         assert "[/" in capsys.readouterr().out
+
+
+class LogThatFails(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        raise RuntimeError("the log is gone")
+
+
+def test_a_log_that_fails_does_not_hold_up_the_saves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    logger, handler = logging.getLogger("midstride"), LogThatFails()
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        with ms.Checkpointer(tmp_path / "run") as ckpt:
+            for step in (1, 2):
+                assert ckpt.save(step, {"v": step}).result(30).step == step
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+    assert "the log is gone" in capsys.readouterr().err
+
+
+def test_listeners_and_rules_that_exit_do_not_end_the_writer(tmp_path: Path) -> None:
+    heard = []
+
+    class Exits(ms.Listener):
+        def after_save(self, event: Any) -> None:
+            heard.append(event.info.step)
+            sys.exit(3)
+
+    class BadRule(retention.Retention):
+        def kept(self, infos: Any) -> set[int]:
+            raise KeyError("a rule's own fault")
+
+    with ms.Checkpointer(tmp_path / "run", listeners=[Exits()], keep=BadRule()) as ckpt:
+        for step in (1, 2):
+            ckpt.save(step, {"v": step}).result(30)
+        assert ckpt.statistics().listener_failures == 2
+    assert heard == [info.step for info in ms.open(tmp_path / "run").checkpoints()] == [1, 2]
+
+
+def test_a_listener_cannot_wait_for_itself(tmp_path: Path) -> None:
+    refused: list[str] = []
+
+    class Waits(ms.Listener):
+        def after_save(self, event: Any) -> None:
+            for call in (pending.result, ckpt.restore, ckpt.close, ckpt.wait, lambda: ckpt.save(9, {})):
+                try:
+                    call()
+                except ms.SaveError as error:
+                    refused.append(str(error))
+
+    gate = ms_testing.Gate(lambda operation: operation.name == "write")
+    storage = FaultyStorage(ms.LocalStorage(tmp_path / "run"), gate)
+    with ms.Checkpointer(storage, listeners=[Waits()]) as ckpt:
+        pending = ckpt.save(1, {"w": np.zeros(3)})
+        gate.open()
+        pending.result(30)
+    assert len(refused) == 5
+
+
+@pytest.mark.parametrize("name", ["midstride-disk", "midstride-prefault", "midstride-writer"])
+def test_a_thread_that_cannot_start_fails_one_save_at_most(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, failed = threading.Thread.start, []
+
+    def start(thread: threading.Thread) -> None:
+        if thread.name == name and not failed:
+            failed.append(name)
+            raise RuntimeError("can't start new thread")
+        real(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with ms.Checkpointer(tmp_path / "run") as ckpt:
+        try:
+            ckpt.save(1, {"m": {"w": np.zeros(1000)}}).result(30)
+        except (RuntimeError, ms.SaveError):
+            assert name != "midstride-prefault"
+        assert ckpt.save(2, {"m": {"w": np.zeros(1000)}}).result(30).step == 2
+    assert failed
+
+
+def test_what_readers_would_refuse_is_not_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ms.Checkpointer(tmp_path / "run", keep=1) as ckpt:
+        ckpt.save(1, {"v": 1}).result()
+        monkeypatch.setattr("midstride.save.commit.MANIFEST_LIMIT_BYTES", 2000)
+        with pytest.raises(ms.CommitError, match="put large values into arrays"):
+            ckpt.save(2, {"v": b"x" * 5000}).result()
+        for state in ({"t": {"x": torch.zeros((1,) * 65)}}, {"s": {frozenset([1]), Frozen(np.float32(1))}}):
+            with pytest.raises(ms.UnsupportedState):
+                ckpt.save(3, state)
+    assert ms.open(tmp_path / "run").load() == {"v": 1}
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    x: Any
+
+
+def test_inference_mode_around_the_first_save(tmp_path: Path) -> None:
+    with ms.Checkpointer(tmp_path / "run") as ckpt:
+        with torch.inference_mode():
+            ckpt.save(1, {"m": {"w": torch.ones(3)}}).result()
+        ckpt.save(2, {"m": {"w": torch.full((3,), 2.0)}}).result()
+    with torch.inference_mode():
+        restored = ms.Checkpointer(tmp_path / "run").restore({"m": {"w": torch.zeros(3)}})
+    assert restored is not None
+    restored.state["m"]["w"].add_(1)
+
+
+def test_a_name_given_by_the_user_may_equal_one_of_a_module(tmp_path: Path) -> None:
+    def setup() -> tuple[torch.nn.Module, torch.nn.Parameter, torch.optim.Optimizer]:
+        model, own = torch.nn.Linear(3, 3, bias=False), torch.nn.Parameter(torch.zeros(2))
+        return model, own, torch.optim.SGD([("weight", own), ("own", model.weight)], lr=0.1, momentum=0.9)
+
+    model, own, optimizer = setup()
+    optimizer.state[own]["momentum_buffer"] = torch.full((2,), 7.0)
+    live_model, live_own, live = setup()
+    through(tmp_path, {"m": model, "o": optimizer}, {"m": live_model, "o": live})
+    assert torch.equal(live.state[live_own]["momentum_buffer"], torch.full((2,), 7.0))
+
+
+@pytest.mark.parametrize("trouble", ["stdout closed", "stderr closed", "ctrl-c"])
+def test_a_lost_last_save_is_never_exit_code_0(trouble: str, tmp_path: Path) -> None:
+    script = """
+import errno, os, signal, sys, threading
+import numpy as np, midstride as ms
+from midstride.testing import FaultyStorage, Gate, fail_from
+trouble, path = sys.argv[1:]
+storage = FaultyStorage(ms.LocalStorage(path))
+ckpt = ms.Checkpointer(storage)
+ckpt.save(1, {"w": np.zeros(3)}).result()
+if trouble == "ctrl-c":
+    storage.fault = Gate(lambda o: o.name == "write")
+    ckpt.save(2, {"w": np.zeros(3)})
+    class Interrupt(threading.Thread):
+        def run(self):
+            threading.main_thread().join()
+            threading.Event().wait(0.3)
+            os.kill(os.getpid(), signal.SIGINT)
+    Interrupt(daemon=True).start()
+else:
+    storage.fault = fail_from(1, errno.EIO)
+    ckpt.save(2, {"w": np.zeros(3)})
+    (sys.stdout if trouble == "stdout closed" else sys.stderr).close()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script, trouble, str(tmp_path / "run")], capture_output=True, timeout=60
+    )
+    assert done.returncode == 1, done.stderr.decode()
+
+
+def test_two_signals_at_once_do_not_hang(tmp_path: Path) -> None:
+    """The handler takes no lock that an interrupted handler could hold."""
+    trigger = ms.OnSignal(signal.SIGUSR1)
+    watch = trigger.start(0)
+    handler = signal.getsignal(signal.SIGUSR1)
+    assert callable(handler)
+    assert "Event" not in repr(vars(trigger)), "an Event's lock would be taken inside a handler"
+    for _ in range(1000):
+        os.kill(os.getpid(), signal.SIGUSR1)
+    assert trigger.received
+    watch.close()
+
+
+def test_ctrl_c_as_the_signal_saves_and_stops(tmp_path: Path) -> None:
+    with ms.Checkpointer(tmp_path / "run", every=ms.OnSignal(signal.SIGINT)) as ckpt:
+        os.kill(os.getpid(), signal.SIGINT)
+        pending = ckpt.step(5, {"v": 5})
+        assert pending is not None
+        assert ckpt.should_stop
+    assert ms.open(tmp_path / "run").load() == {"v": 5}
+
+
+def test_items_named_like_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("midstride.limits.SPLIT_BYTES", 50)
+    big = {f"w{n}": np.full(10, n, np.float32) for n in range(2)}
+    state = {"big": big, "big-00001-of-00002": {"x": np.ones(3)}}
+    with ms.Checkpointer(tmp_path / "run") as ckpt:
+        ckpt.save(1, state).result()
+    assert (ms.open(tmp_path / "run").load()["big"]["w1"] == 1).all()
+
+
+def test_numpy_global_generator_of_another_kind(tmp_path: Path) -> None:
+    before = np.random.get_bit_generator()
+    try:
+        np.random.set_bit_generator(np.random.PCG64(3))
+        with ms.Checkpointer(tmp_path / "run") as ckpt:
+            ckpt.save(1, {"rng": ms.RNG()})
+        expected = np.random.random(3)
+        ms.Checkpointer(tmp_path / "run").restore({"rng": ms.RNG()})
+        assert (np.random.random(3) == expected).all()
+    finally:
+        np.random.set_bit_generator(before)

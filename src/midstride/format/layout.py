@@ -31,6 +31,8 @@ _UNSAFE = re.compile(r"[^a-z0-9_-]+", re.ASCII)
 # Device names that Windows gives a meaning in every folder, whatever the suffix.
 _RESERVED = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])", re.ASCII)
 
+_SHARD = re.compile(r"-([0-9]{5})-of-([0-9]{5})$", re.ASCII)
+
 MAX_STEP = 2**63 - 1
 
 
@@ -59,6 +61,7 @@ def parse_step_folder(name: str) -> StepFolder | None:
 def file_stem(key: object, taken: Container[str]) -> str:
     """A file name's first part for the item under ``key``: safe, and not in ``taken``."""
     stem = _UNSAFE.sub("-", str(key).lower()).strip("-")[:64] or "item"
+    stem = _SHARD.sub(r"-\1-of_\2", stem)  # so that no item is named like a shard of another
     if _RESERVED.fullmatch(stem):
         stem = f"item-{stem}"
     unique, number = stem, 1

@@ -21,6 +21,8 @@ from midstride.info import CheckpointInfo
 from midstride.limits import BLOCK_BYTES, HEADER_LIMIT_BYTES
 
 FORMAT = 1
+MAX_SLICES = 4096
+"""Of one array: more than the processes of a job that share one."""
 _ZEROS = "0" * 32
 _TAIL = b'"digest":"' + _ZEROS.encode() + b'"}\n'
 TAIL_BYTES = len(_TAIL)
@@ -232,6 +234,8 @@ def _array(data: Mapping[str, Any], files: tuple[FileRecord, ...]) -> ArrayRecor
     # process there is one box, the array itself.
     if sum(math.prod(part.shape) for part in slices) != math.prod(shape):
         raise ValueError("the slices do not cover their array")
+    if len(slices) > 1 and (len(slices) > MAX_SLICES or not all(math.prod(part.shape) for part in slices)):
+        raise ValueError("slices that are empty, or too many")
     if any(_overlap(a, b) for number, a in enumerate(slices) for b in slices[:number]):
         raise ValueError("two slices hold the same elements")
     return ArrayRecord(dtype, shape, _text(data["lib"]), slices)

@@ -18,7 +18,18 @@ import ml_dtypes  # noqa: F401  (registers its dtypes with NumPy)
 import numpy as np
 
 from midstride.errors import CorruptCheckpoint, UnsupportedState
-from midstride.state import CONTAINER_KINDS, MAX_DEPTH, ArrayRef, Node, Path, Tree, Value, pointer, type_name
+from midstride.state import (
+    CONTAINER_KINDS,
+    MAX_DEPTH,
+    ArrayRef,
+    Node,
+    Path,
+    Tree,
+    Value,
+    is_hashable,
+    pointer,
+    type_name,
+)
 
 _MAX_LEVELS = 2 * MAX_DEPTH + 1  # an object's state is a level, and no step of a path
 _EXACT_INT = 2**53  # above this, JSON readers of other languages round integers
@@ -142,11 +153,22 @@ def _decode(data: Any, depth: int) -> Tree:
         raise ValueError(f"the children of a {kind}")
     if keys is not None:
         hash(tuple(keys))
+    if kind in ("set", "frozenset") and keys is not None:
+        raise ValueError("a set has no keys")
     extra = {key: _decode_note(value) for key, value in data["extra"].items()} if "extra" in data else None
     named_type = data.get("type")
     if named_type is not None and type(named_type) is not str:
         raise ValueError("a type's name")
-    return Node(kind, [_decode(item, depth + 1) for item in items], keys, named_type, extra)
+    children = [_decode(item, depth + 1) for item in items]
+    if kind in ("set", "frozenset") and not all(map(is_hashable, children)):
+        raise ValueError("the members of a set")
+    if kind == "deque" and not _is_length((extra or {}).get("maxlen")):
+        raise ValueError("the length of a deque")
+    return Node(kind, children, keys, named_type, extra)
+
+
+def _is_length(value: Any) -> bool:
+    return value is None or (type(value) is int and 0 <= value < 2**63)
 
 
 def _decode_note(data: Any) -> Any:
@@ -203,6 +225,8 @@ def _decode_float(data: dict[str, Any]) -> float:
 
 
 def _decode_scalar(data: dict[str, Any]) -> np.generic:
+    if not isinstance(data["dtype"], str) or not data["dtype"].replace("_", "").isalnum():
+        raise ValueError("the dtype of a NumPy scalar")
     dtype = np.dtype(data["dtype"])
     raw = bytes.fromhex(data["v"])
     if dtype.hasobject or len(raw) != dtype.itemsize:

@@ -18,6 +18,7 @@ from midstride.errors import (
     NotFound,
     PermissionDenied,
     StorageError,
+    Unavailable,
 )
 from midstride.format import layout
 from midstride.format.manifest import TAIL_BYTES, Manifest, check_tail, decode_manifest
@@ -128,8 +129,12 @@ def _look_at(
                 check_sizes(storage, folder.name, manifest)
             else:
                 known[folder.name] = info
-    except NotFound:
-        if info is None:
+    except NotFound as error:
+        if info is None and entry.kind == "other" and _leads_nowhere(storage, folder.name):
+            away = Unavailable(f"{folder.name} is a link that leads nowhere: is its disk not mounted?")
+            away.__cause__ = error
+            catalog.unusable.append(Unusable(folder.name, folder.step, None, away))
+        elif info is None:
             catalog.debris.append(folder.name)
     except PermissionDenied:
         raise
@@ -139,6 +144,14 @@ def _look_at(
         catalog.checkpoints.append(info)
     if entry.kind == "other":
         catalog.links.add(folder.name)
+
+
+def _leads_nowhere(storage: Storage, folder: str) -> bool:
+    try:
+        storage.list_folder(folder)
+    except StorageError:
+        return True
+    return False
 
 
 def read_manifest(storage: Storage, folder: str) -> Manifest:

@@ -40,10 +40,12 @@ class Arena:
         """Start to make every page present, on a thread of its own that holds no interpreter lock."""
         if self._prefault is None:
             address = self.bytes.ctypes.data
-            self._prefault = threading.Thread(
+            thread = threading.Thread(
                 target=_populate, args=(address, self.nbytes, self._closed), name="midstride-prefault", daemon=True
             )
-            self._prefault.start()
+            with contextlib.suppress(RuntimeError):  # no thread to be had: the copy makes the pages present
+                thread.start()
+                self._prefault = thread
 
     def close(self) -> None:
         """Give the memory back. Nobody may hold a view of it any more."""

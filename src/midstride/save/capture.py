@@ -54,8 +54,8 @@ def collection_paused() -> Iterator[None]:
     for garbage among them, and through the caller's whole heap, would cost more than the walk.
     """
     collecting = gc.isenabled()
-    gc.disable()
     try:
+        gc.disable()
         yield
     finally:
         if collecting:

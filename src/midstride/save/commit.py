@@ -17,10 +17,12 @@ import json
 import logging
 from collections.abc import Sequence
 
-from midstride.errors import MidstrideError, NotFound, StorageError
+from midstride.errors import CommitError, CorruptCheckpoint, MidstrideError, NewerFormat, NotFound, StorageError
 from midstride.format import layout
-from midstride.format.manifest import FORMAT, Manifest, encode_manifest
+from midstride.format.manifest import FORMAT, Manifest, decode_manifest, encode_manifest
+from midstride.format.values import decode_tree
 from midstride.info import CheckpointInfo
+from midstride.limits import MANIFEST_LIMIT_BYTES
 from midstride.storage.base import Lock, Storage
 
 _log = logging.getLogger("midstride")
@@ -33,10 +35,22 @@ def publish_manifest(storage: Storage, lock: Lock, folder: str, manifest: Manife
     storage.sync_folder("")
     # Another run may have taken the folder over while the bytes were written: then nothing is published.
     lock.check()
-    _write_whole(storage, f"{folder}/{layout.MANIFEST_DRAFT}", encode_manifest(manifest, tree_json))
+    document = encode_manifest(manifest, tree_json)
+    _read_back(document)
+    _write_whole(storage, f"{folder}/{layout.MANIFEST_DRAFT}", document)
     storage.rename(f"{folder}/{layout.MANIFEST_DRAFT}", f"{folder}/{layout.MANIFEST}")
     # Without this "saved" could be said, older checkpoints deleted, and the new name lost with the power.
     storage.sync_folder(folder)
+
+
+def _read_back(document: bytes) -> None:
+    """What a reader would refuse must not be published: older checkpoints are retired on the strength of it."""
+    try:
+        if len(document) > MANIFEST_LIMIT_BYTES:
+            raise CorruptCheckpoint(f"it has {len(document)} bytes; put large values into arrays")
+        decode_tree(decode_manifest(document).tree)
+    except (CorruptCheckpoint, NewerFormat) as error:
+        raise CommitError(f"the manifest could not be read back: {error}") from error
 
 
 def mark_run(storage: Storage, run: str) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from midstride.errors import WriterDied
 from midstride.save.messages import Reply, Request, Stop, Stopped
+from midstride.save.pending import WRITER_THREAD
 from midstride.save.writer import Writer
 from midstride.storage.base import Storage
 
@@ -40,9 +41,7 @@ class ThreadEngine:
         if not self.alive:
             self._requests = queue.SimpleQueue()
             self._serving = True
-            self._thread = threading.Thread(
-                target=self._serve, args=(self._requests,), name="midstride-writer", daemon=True
-            )
+            self._thread = threading.Thread(target=self._serve, args=(self._requests,), name=WRITER_THREAD, daemon=True)
             self._thread.start()
 
     def send(self, request: Request) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 
 from midstride.errors import SaveError
 from midstride.info import CheckpointInfo, Progress
 from midstride.limits import STORAGE_SECONDS
 from midstride.waiting import wait_for
+
+WRITER_THREAD = "midstride-writer"
 
 
 class PendingSave:
@@ -20,6 +23,7 @@ class PendingSave:
         self._staged_bytes = 0
         self._written_bytes = 0
         self._beats = 0
+        self._with_listeners = False
         self._announced = announced  # to listeners; a comparison is not
         self._info: CheckpointInfo | None = None
         self._error: BaseException | None = None
@@ -54,6 +58,8 @@ class PendingSave:
         """
         if os.getpid() != self._process and not self.done():
             raise SaveError("this is a forked child: the save goes on in the parent, and cannot be awaited here")
+        if not self.done() and threading.current_thread().name == WRITER_THREAD:
+            raise SaveError("result() was called by a listener on the writer's thread, which would wait for itself")
         if not self.done():
             with self._changed:
                 wait_for(
@@ -74,7 +80,12 @@ class PendingSave:
 
     def _progress_or_life(self) -> object:
         """Changes whenever the save does anything."""
+        if self._with_listeners:
+            return time.monotonic()  # what a listener takes is its own affair
         return self._staged_bytes, self._written_bytes, self._beats
+
+    def _leave_to_listeners(self) -> None:
+        self._with_listeners = True
 
     def _beat(self) -> None:
         with self._changed:

@@ -131,7 +131,11 @@ class RunFolder:
         """
         # One that is known to be bad must not stand for a good one that is then deleted.
         good = [info for info in self._checkpoints if info.seq not in bad]
-        doomed = to_retire(policy, good) if policy is not None else []
+        try:
+            doomed = to_retire(policy, good) if policy is not None else []
+        except Exception:  # a rule of the user's own: the checkpoint is committed all the same
+            _log.exception("the retention rule %r failed: all checkpoints stay", policy)
+            doomed = []
         if replaced is not None and replaced not in doomed:
             doomed = [replaced, *doomed]
         for info in doomed:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import sys
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -159,11 +161,12 @@ class Saver:
             replaces=replaces,
             bad=bad,
         )
-        with self._changed:
-            self._in_flight = _InFlight(job.number, pending, began)
-        self._engine.send(job)
         try:
+            with self._changed:
+                self._in_flight = _InFlight(job.number, pending, began)
+            self._engine.send(job)
             self._stage(plan, captured, job.number, pending)
+            self._engine.send(Seal(job.number))
         except BaseException as error:
             pending._reported = True  # by this very exception
             self._engine.send(Abort(job.number))
@@ -172,7 +175,6 @@ class Saver:
                     f"step {step} could not be staged: {error}. Nothing was published, nothing older was touched"
                 ) from error
             raise
-        self._engine.send(Seal(job.number))
         return pending
 
     def _plan(self, captured: Captured) -> Plan:
@@ -183,13 +185,13 @@ class Saver:
         wanted = min(plan.arena_bytes, max(piece, self._budget // piece * piece))
         if self._arena is None or self._arena.nbytes < wanted:
             if self._arena is not None:
-                self._stager = None
-                self._arena.close()
-            self._arena = Arena(wanted)
+                old, self._arena, self._stager = self._arena, None, None
+                old.close()
+            arena = Arena(wanted)
+            self._arena, self._stager = arena, Stager(arena)
             # Also when the copy begins at once: making pages present beside it halved the first stall.
-            self._arena.prefault()
-            self._stager = Stager(self._arena)
-            self._recorder.set(staging_bytes=self._arena.nbytes)
+            arena.prefault()
+            self._recorder.set(staging_bytes=arena.nbytes)
         return self._arena
 
     def _stage(self, plan: Plan, captured: Captured, job: int, pending: PendingSave) -> None:
@@ -291,7 +293,12 @@ class Saver:
             self.view = reply.view
         elif isinstance(reply.error.__cause__, Busy):
             self.view = None  # the lock was lost: the folder must be opened again
-        self._on_end(flight.pending, reply, seconds)
+        flight.pending._leave_to_listeners()
+        try:
+            self._on_end(flight.pending, reply, seconds)
+        except BaseException:  # a log handler's, say: whatever it is, the save has ended
+            with contextlib.suppress(Exception):
+                traceback.print_exc()
         with self._changed:
             # In this order: who sees the handle done must find the next save free to begin.
             self._in_flight = None

@@ -84,9 +84,11 @@ class Writer:
             case Staged() if attempt := self._current(request.job):
                 attempt.take(request)
                 self._send(Emptied(request.job, request.place, attempt.job.chunks[request.chunk].nbytes))
-            case Abort() if attempt := self._current(request.job):
-                self._attempt = None
-                attempt.give_up()
+            case Abort():
+                if attempt := self._current(request.job):
+                    self._attempt = None
+                    attempt.give_up()
+                # Answered also where the job itself never came: the trainer was interrupted before it was sent.
                 self._send(Failed(request.job, StagingError("the save was given up while it was staged")))
             case Seal() if attempt := self._current(request.job):
                 self._attempt = None
@@ -302,8 +304,9 @@ class _DiskThread:
     def run(self, task: Callable[[], None]) -> Callable[[], None]:
         """Start a task; call what is returned to wait for its end and to get its error."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="midstride-disk", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._work, name="midstride-disk", daemon=True)
+            thread.start()
+            self._thread = thread
         done = threading.Event()
         errors: list[BaseException] = []
 

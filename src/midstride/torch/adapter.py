@@ -65,6 +65,7 @@ class TorchAdapter:
         for device in {leaf.source.device for leaf in leaves if leaf.source.is_cuda}:
             torch.cuda.synchronize(device)
 
+    @torch.inference_mode(False)  # a view is kept: made in that mode it could not be written outside it
     def view(self, leaf: ArrayLeaf, out: np.ndarray) -> torch.Tensor:
         return _over(out, leaf.source.dtype).view(leaf.shape)
 
@@ -82,6 +83,7 @@ class TorchAdapter:
                 part = source[index]
                 packed[begin - first : end - first].view(part.shape).copy_(part)
 
+    @torch.inference_mode(False)
     def new_array(self, dtype: str, shape: tuple[int, ...], like: Any = None) -> Destination:
         if dtype not in _DTYPES:
             raise StateMismatch(f"PyTorch has no dtype {dtype}; restore this array into NumPy")

@@ -41,7 +41,8 @@ def _parameters(optimizer: torch.optim.Optimizer, objects: list[LiveObject]) -> 
         given = group.get("param_names") or [None] * len(group["params"])
         groups.append(
             [
-                _Parameter(names.get(id(parameter), own), tuple(parameter.shape))
+                # A name given by the user is kept apart from those that modules give.
+                _Parameter(names.get(id(parameter), own and f"given:{own}"), tuple(parameter.shape))
                 for parameter, own in zip(group["params"], given, strict=True)
             ]
         )

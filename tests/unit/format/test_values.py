@@ -66,7 +66,8 @@ keys = (
 trees = st.recursive(
     plain.map(Value) | st.integers(0, 9).map(ArrayRef),
     lambda inner: (
-        st.builds(Node, st.sampled_from(["list", "tuple", "set", "frozenset", "deque"]), st.lists(inner, max_size=3))
+        st.builds(Node, st.sampled_from(["list", "tuple", "deque"]), st.lists(inner, max_size=3))
+        | st.builds(Node, st.sampled_from(["set", "frozenset"]), st.lists(plain.map(Value), max_size=3))
         | st.lists(st.tuples(keys, inner), max_size=3, unique_by=lambda pair: repr(pair[0])).flatmap(
             lambda pairs: st.builds(
                 Node,
