@@ -21,6 +21,7 @@ from midstride.info import CheckpointInfo
 from midstride.limits import BLOCK_BYTES, HEADER_LIMIT_BYTES
 
 FORMAT = 1
+MAX_SEQ = 2**63 - 1
 MAX_SLICES = 4096
 """Of one array: more than the processes of a job that share one."""
 _ZEROS = "0" * 32
@@ -264,7 +265,7 @@ def _overlap(a: Slice, b: Slice) -> bool:
     return all(p < q + m and q < p + n for p, n, q, m in sides)
 
 
-def _count(value: Any, limit: int = 2**63 - 1) -> int:
+def _count(value: Any, limit: int = MAX_SEQ) -> int:
     if type(value) is not int or not 0 <= value <= limit:
         raise ValueError(f"{str(value)[:40]} is not a count up to {limit}")
     return value

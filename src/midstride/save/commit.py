@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 from midstride.errors import CommitError, CorruptCheckpoint, MidstrideError, NewerFormat, NotFound, StorageError
 from midstride.format import layout
-from midstride.format.manifest import FORMAT, Manifest, decode_manifest, encode_manifest
+from midstride.format.manifest import FORMAT, MAX_SEQ, Manifest, encode_manifest
 from midstride.format.values import decode_tree
 from midstride.info import CheckpointInfo
 from midstride.limits import MANIFEST_LIMIT_BYTES
@@ -36,20 +36,25 @@ def publish_manifest(storage: Storage, lock: Lock, folder: str, manifest: Manife
     # Another run may have taken the folder over while the bytes were written: then nothing is published.
     lock.check()
     document = encode_manifest(manifest, tree_json)
-    _read_back(document)
+    _read_back(manifest, tree_json, len(document))
     _write_whole(storage, f"{folder}/{layout.MANIFEST_DRAFT}", document)
     storage.rename(f"{folder}/{layout.MANIFEST_DRAFT}", f"{folder}/{layout.MANIFEST}")
     # Without this "saved" could be said, older checkpoints deleted, and the new name lost with the power.
     storage.sync_folder(folder)
 
 
-def _read_back(document: bytes) -> None:
-    """What a reader would refuse must not be published: older checkpoints are retired on the strength of it."""
+def _read_back(manifest: Manifest, tree_json: str, nbytes: int) -> None:
+    """What a reader would refuse must not be published: older checkpoints are retired on the strength of it.
+
+    Of the manifest, the tree is what callers' values make; the rest is made here and in the plan.
+    """
     try:
-        if len(document) > MANIFEST_LIMIT_BYTES:
-            raise CorruptCheckpoint(f"it has {len(document)} bytes; put large values into arrays")
-        decode_tree(decode_manifest(document).tree)
-    except (CorruptCheckpoint, NewerFormat) as error:
+        if nbytes > MANIFEST_LIMIT_BYTES:
+            raise CorruptCheckpoint(f"it has {nbytes} bytes; put large values into arrays")
+        if manifest.seq > MAX_SEQ:
+            raise CorruptCheckpoint(f"seq {manifest.seq} is out of range: a manifest in this folder is not ours")
+        decode_tree(json.loads(tree_json))
+    except (CorruptCheckpoint, NewerFormat, ValueError, RecursionError) as error:
         raise CommitError(f"the manifest could not be read back: {error}") from error
 
 

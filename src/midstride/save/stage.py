@@ -10,11 +10,7 @@ import numpy as np
 
 from midstride.save.arena import Arena
 from midstride.save.plan import Chunk, FilePlan, Plan
-from midstride.state import ArrayAdapter, ArrayLeaf
-
-_BATCH_BYTES = 64 * 2**20
-"""Copied by one call before the chunks it filled are handed over: large enough that the calls do not
-count, small enough that the writer starts early."""
+from midstride.state import ArrayLeaf
 
 Deliver = Callable[[int, int], None]
 """Called with a chunk's number and the place in the arena where its bytes are."""
@@ -24,11 +20,8 @@ Deliver = Callable[[int, int], None]
 class _Batch:
     """Leaves of one adapter, and the views of the arena that they are copied into."""
 
-    adapter: ArrayAdapter
     leaves: list[int]
     views: list[Any]
-    chunks_full: int
-    """Chunks that are full when this batch and those before it are copied."""
 
 
 class Stager:
@@ -40,22 +33,21 @@ class Stager:
         self._batches: list[_Batch] = []
 
     def stage_whole(self, plan: Plan, leaves: Sequence[ArrayLeaf], deliver: Deliver) -> None:
-        """Stage a plan that fits the arena: no chunk waits for another."""
+        """Stage a plan that fits the arena: no chunk waits for another.
+
+        The chunks are handed over when all are full: a writer that began earlier would take the cores
+        and the memory's bandwidth from the copy, which is what training waits for.
+        """
         if self._plan is not plan:
-            self._batches = list(_batches(plan, leaves, self._arena.bytes))
+            self._batches = _batches(plan, leaves, self._arena.bytes)
             self._plan = plan
-        bases = _bases(plan)
-        for base, file in zip(bases, plan.files, strict=True):
+        for base, file in zip(_bases(plan), plan.files, strict=True):
             _put(self._arena.bytes, base, file.head)
-        delivered = 0
         for batch in self._batches:
-            if batch.leaves:  # none where all of them are empty
-                batch.adapter.copy([leaves[number] for number in batch.leaves], batch.views)
-            for number in range(delivered, batch.chunks_full):
-                deliver(number, plan.chunks[number].place)
-            delivered = max(delivered, batch.chunks_full)
-        for number in range(delivered, len(plan.chunks)):
-            deliver(number, plan.chunks[number].place)
+            copy = leaves[batch.leaves[0]].adapter.copy
+            copy([leaves[number] for number in batch.leaves], batch.views)
+        for number, chunk in enumerate(plan.chunks):
+            deliver(number, chunk.place)
 
     def stage_through(
         self, plan: Plan, leaves: Sequence[ArrayLeaf], free_place: Callable[[], int], deliver: Deliver
@@ -81,32 +73,16 @@ def _put(target: np.ndarray, place: int, data: bytes) -> None:
 
 
 def _batches(plan: Plan, leaves: Sequence[ArrayLeaf], arena: np.ndarray) -> list[_Batch]:
-    batches: list[_Batch] = []
-    batch: _Batch | None = None
-    size = 0
-    for number, (base, file) in enumerate(zip(_bases(plan), plan.files, strict=True)):
+    """One for each adapter: so each copies all of its arrays in one call. Arrays without elements are left out."""
+    batches: dict[int, _Batch] = {}
+    for base, file in zip(_bases(plan), plan.files, strict=True):
         for slot in file.slots:
-            leaf = leaves[slot.leaf]
-            if batch is None or batch.adapter is not leaf.adapter or size >= _BATCH_BYTES:
-                batch, size = _Batch(leaf.adapter, [], [], 0), 0
-                batches.append(batch)
             if slot.end > slot.begin:
+                leaf = leaves[slot.leaf]
+                batch = batches.setdefault(id(leaf.adapter), _Batch([], []))
                 batch.leaves.append(slot.leaf)
                 batch.views.append(leaf.adapter.view(leaf, arena[base + slot.begin : base + slot.end]))
-                size += slot.end - slot.begin
-            batch.chunks_full = _chunks_full(plan, number, slot.end, batch.chunks_full)
-    return batches
-
-
-def _chunks_full(plan: Plan, file: int, position: int, at_least: int) -> int:
-    """How many chunks are full when ``file`` is staged up to byte ``position``."""
-    number = at_least
-    while number < len(plan.chunks):
-        chunk = plan.chunks[number]
-        if (chunk.file, chunk.offset + chunk.nbytes) > (file, position):
-            break
-        number += 1
-    return number
+    return list(batches.values())
 
 
 def _fill_chunk(out: np.ndarray, chunk: Chunk, file: FilePlan, leaves: Sequence[ArrayLeaf]) -> None:
