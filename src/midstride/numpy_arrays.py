@@ -9,13 +9,14 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from midstride.adapters import ArrayLeaf, Destination, LiveObject, Report
 from midstride.dtypes import DTYPES, array_nbytes
 from midstride.errors import UnsupportedState
-from midstride.state import ArrayLeaf, Destination, LiveObject, Node, Path, Report, Tree, pointer
+from midstride.tree import Node, Path, Tree, pointer
 
 
 class NumpyAdapter:
-    """``state.ArrayAdapter`` for ``numpy.ndarray`` and ``numpy.memmap``."""
+    """``adapters.ArrayAdapter`` for ``numpy.ndarray`` and ``numpy.memmap``."""
 
     lib = "numpy"
 

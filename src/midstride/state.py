@@ -3,199 +3,26 @@
 ``walk`` reads the caller's containers, values and objects once, at one moment. What it returns
 holds no reference to anything mutable of the caller's, except the arrays themselves
 (``ArrayLeaf.source``), which ``save.capture`` copies next.
-
-Arrays and objects of a framework are described by that framework's *adapter*, found by the
-package that the object's class comes from, so no framework is imported before one of its objects
-is seen.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import enum
-import functools
-import importlib
 import pathlib
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeGuard
 
 import numpy as np
 
+from midstride.adapters import ArrayAdapter, ArrayLeaf, LiveObject, adapter_for
 from midstride.errors import UnsupportedState
-
-Path = tuple[Any, ...]
-"""Keys from the root of the state down to a place in it."""
-
-MAX_DEPTH = 128
-"""Nesting that a state may have. Far above real states, below Python's own recursion limit."""
+from midstride.tree import MAX_DEPTH, ArrayRef, Node, Path, Tree, Value, is_hashable, pointer, type_name
 
 MAX_DIMENSIONS = 62
 """Of an array: what NumPy can hold, less what a stored form may add."""
-
-_ADAPTERS = {"numpy": "midstride.numpy_arrays", "torch": "midstride.torch.adapter"}
-"""Module of the adapter for the classes of each top-level package."""
-
-
-# Nodes: the tree that is written into the manifest.
-
-
-@dataclass(slots=True)
-class Value:
-    """A Python value that cannot change: None, bool, int, float, complex, str, bytes, Path, Enum, NumPy scalar."""
-
-    value: Any
-
-
-@dataclass(slots=True)
-class ArrayRef:
-    """The array of this number in the walk's list of leaves."""
-
-    index: int
-
-
-@dataclass(slots=True)
-class Node:
-    """A container, or an object reduced to its ``state_dict``.
-
-    ``kind`` is one of ``CONTAINER_KINDS``. ``keys`` names the children where the kind has names.
-    """
-
-    kind: str
-    children: list[Tree]
-    keys: list[Any] | None = None
-    type_name: str | None = None
-    """The class, for people and for matching; never used to import anything."""
-    extra: dict[str, Any] | None = None
-    """Facts of the kind: a deque's ``maxlen``, an adapter's notes on an object. Plain values only."""
-
-
-Tree = Value | ArrayRef | Node
-
-MAPPING_KINDS = frozenset({"dict", "ordereddict", "defaultdict", "counter"})
-SEQUENCE_KINDS = frozenset({"list", "tuple", "deque", "set", "frozenset"})
-CONTAINER_KINDS = MAPPING_KINDS | SEQUENCE_KINDS | {"namedtuple", "dataclass", "object"}
-
-
-@dataclass(slots=True)
-class ArrayLeaf:
-    """An array in the caller's memory."""
-
-    path: Path
-    dtype: str
-    """A key of ``dtypes.DTYPES``."""
-    shape: tuple[int, ...]
-    nbytes: int
-    """Bytes of its elements, packed; a view counts its own elements only."""
-    source: Any
-    address: int | None
-    """Of the first element; None for an array without elements."""
-    adapter: ArrayAdapter
-
-
-@dataclass(slots=True)
-class Destination:
-    """Where the bytes of one array go on a restore."""
-
-    buffer: np.ndarray
-    """Its packed bytes in C order, little-endian; often the very memory of the array to fill."""
-    finish: Callable[[], Any]
-    """Called when the buffer holds verified bytes: returns the array that the caller gets."""
-    in_place: bool = False
-    """True where filling the buffer changes an array that the caller already has."""
-
-
-class ArrayAdapter(Protocol):
-    """What the library needs to know of one framework's arrays and objects."""
-
-    lib: str
-    """Name in the manifest: what kind of array a place held."""
-
-    # The way out.
-
-    def leaf(self, value: Any, path: Path) -> ArrayLeaf | None:
-        """Describe an array; None for what is not one. ``UnsupportedState`` for arrays that cannot be saved."""
-        ...
-
-    def memory_key(self, value: Any) -> tuple[Any, ...]:
-        """Equal for two arrays that are the same elements of the same memory."""
-        ...
-
-    def object_state(self, value: Any) -> tuple[Any, dict[str, Any]] | None:
-        """The state of an object and notes to keep with it; None for an object that is nothing special."""
-        ...
-
-    def annotate(self, objects: list[LiveObject]) -> None:
-        """Called once after a walk with all objects: add the notes that need to know of several."""
-        ...
-
-    def synchronize(self, leaves: list[ArrayLeaf]) -> None:
-        """Wait until devices have finished computing these arrays."""
-        ...
-
-    def view(self, leaf: ArrayLeaf, out: np.ndarray) -> Any:
-        """An array of the framework over the bytes ``out``, of the leaf's dtype and shape: for ``copy``."""
-        ...
-
-    def copy(self, leaves: list[ArrayLeaf], views: list[Any]) -> None:
-        """Copy each leaf's elements, packed in C order, little-endian, into its view."""
-        ...
-
-    def copy_part(self, leaf: ArrayLeaf, first: int, last: int, out: np.ndarray) -> None:
-        """Copy elements ``first`` to ``last`` (in C order) of one leaf into the bytes ``out``."""
-        ...
-
-    # The way in.
-
-    def new_array(self, dtype: str, shape: tuple[int, ...], like: Any = None) -> Destination:
-        """Memory for a new array of this dtype and shape, on the device of ``like`` if given."""
-        ...
-
-    def fill(self, value: Any) -> Destination:
-        """The memory of an array that the caller has."""
-        ...
-
-    def convert(self, array: Any, like: Any, *, in_place: bool) -> Any:
-        """An array of this framework in the dtype of ``like``; put into ``like`` itself if ``in_place``."""
-        ...
-
-    def is_object(self, value: Any) -> bool:
-        """Whether ``fit`` and ``load`` are to be used for this object, rather than its own two methods."""
-        ...
-
-    def fit(self, value: Any, saved: Node, objects: list[LiveObject], report: Report) -> tuple[Tree, Any]:
-        """A saved object's state in the terms of the live object: the tree of what ``load`` will be
-        given, and the object's present state where the saved one must match it (None: any)."""
-        ...
-
-    def load(self, value: Any, state: Any, saved: Node, strict: bool) -> None:
-        """Give a live object its state back."""
-        ...
-
-
-@dataclass(slots=True)
-class LiveObject:
-    """An object met in a walk. ``notes`` are kept beside its state in the manifest."""
-
-    path: Path
-    value: Any
-    notes: dict[str, Any]
-
-
-@dataclass(slots=True)
-class Report:
-    """What does not fit between a checkpoint and the state it should fill, collected to be told at once."""
-
-    problems: list[str] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
-    strict: bool = True
-    """Whether a missing or an unexpected name is a problem or a warning."""
-    renamed: dict[str, str] = field(default_factory=dict)
-    """Names in the checkpoint -> names in the state, as the caller said."""
-
-    def unmatched(self, text: str) -> None:
-        (self.problems if self.strict else self.warnings).append(text)
 
 
 class Stateful(Protocol):
@@ -223,40 +50,9 @@ def is_stateful(value: Any) -> TypeGuard[Stateful]:
     return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
 
 
-def pointer(path: Path) -> str:
-    """A path as an RFC 6901 JSON pointer: ``("a", "b/c", 0)`` is ``/a/b~1c/0``."""
-    return "".join("/" + str(key).replace("~", "~0").replace("/", "~1") for key in path)
-
-
-def type_name(value: Any) -> str:
-    """The class of a value, as ``package.module:Class``."""
-    return f"{type(value).__module__}:{type(value).__qualname__}"
-
-
 def walk(state: Any) -> Walked:
     """Take a state apart. ``UnsupportedState`` names the path of the first value that cannot be saved."""
     return _Walk().run(state)
-
-
-def adapter_for(cls: type) -> ArrayAdapter | None:
-    """The adapter for a class, by the top-level package that it or a base of it comes from."""
-    for base in cls.__mro__:
-        module = _ADAPTERS.get(base.__module__.partition(".")[0])
-        if module is not None:
-            return _adapter(module)
-    return None
-
-
-@functools.cache
-def _adapter(module: str) -> ArrayAdapter:
-    adapter: ArrayAdapter = importlib.import_module(module).ADAPTER
-    return adapter
-
-
-def adapter_of_lib(lib: str) -> ArrayAdapter | None:
-    """The adapter for a library's name in a manifest, or None. ``ImportError`` if it is not installed."""
-    module = _ADAPTERS.get(lib)
-    return _adapter(module) if module is not None else None
 
 
 def is_named_tuple(value: Any) -> bool:
@@ -395,13 +191,6 @@ def _set(kind: str) -> Callable[..., Tree]:
     return visit
 
 
-def is_hashable(tree: Tree) -> bool:
-    """Whether the plain form of a place can be a member of a set."""
-    if isinstance(tree, Node):
-        return tree.kind in ("tuple", "namedtuple", "frozenset") and all(map(is_hashable, tree.children))
-    return isinstance(tree, Value)
-
-
 def _factory(value: defaultdict[Any, Any]) -> dict[str, Any]:
     factory = value.default_factory
     return {"factory": None if factory is None else getattr(factory, "__qualname__", repr(factory))}
@@ -446,19 +235,3 @@ def _other(walk: _Walk, value: Any, path: Path) -> Tree:
         f"{pointer(path) or '/'}: a value of type {type_name(value)} cannot be saved. Nothing was written. "
         "Save plain values and arrays, or give the object state_dict() and load_state_dict()"
     )
-
-
-def named_leaves(tree: Tree) -> Iterator[tuple[Path, int]]:
-    """Every place in the tree that refers to an array: its path and the array's number, in order."""
-    stack: list[tuple[Path, Tree]] = [((), tree)]
-    while stack:
-        path, node = stack.pop()
-        if isinstance(node, ArrayRef):
-            yield path, node.index
-        elif isinstance(node, Node):
-            if node.kind == "object":
-                stack.append((path, node.children[0]))
-                continue
-            keys = node.keys if node.keys is not None else range(len(node.children))
-            places = [((*path, key), child) for key, child in zip(keys, node.children, strict=True)]
-            stack.extend(reversed(places))

@@ -12,7 +12,8 @@ import midstride as ms
 from midstride.errors import UnsupportedState
 from midstride.format.values import decode_tree, encode_tree
 from midstride.save.capture import capture
-from midstride.state import MAX_DEPTH, ArrayRef, Node, Value, named_leaves, pointer, walk
+from midstride.state import walk
+from midstride.tree import MAX_DEPTH, ArrayRef, Node, Value, named_leaves, pointer
 
 
 class _Object:

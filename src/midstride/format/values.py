@@ -18,7 +18,7 @@ import ml_dtypes  # noqa: F401  (registers its dtypes with NumPy)
 import numpy as np
 
 from midstride.errors import CorruptCheckpoint, UnsupportedState
-from midstride.state import (
+from midstride.tree import (
     CONTAINER_KINDS,
     MAX_DEPTH,
     ArrayRef,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from midstride.adapters import Report
 from midstride.errors import (
     CorruptCheckpoint,
     Gone,
@@ -26,8 +27,8 @@ from midstride.restore.match import Fill, Matcher
 from midstride.restore.plain import original_types
 from midstride.restore.reader import CheckpointReader, Want
 from midstride.restore.select import Selection, last_parts, rename_tree
-from midstride.state import Report, named_leaves, pointer
 from midstride.storage.base import Storage
+from midstride.tree import named_leaves, pointer
 
 _log = logging.getLogger("midstride")
 

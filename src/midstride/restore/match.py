@@ -20,31 +20,15 @@ from typing import Any
 
 import numpy as np
 
+from midstride.adapters import ArrayAdapter, ArrayLeaf, Destination, LiveObject, Report, adapter_for, adapter_of_lib
 from midstride.dtypes import DTYPES, array_nbytes
 from midstride.errors import StateMismatch, UnsupportedState
 from midstride.format.manifest import Manifest
 from midstride.format.values import StoredEnum
 from midstride.restore.plain import plain_container, plain_value
 from midstride.restore.select import Index
-from midstride.state import (
-    MAPPING_KINDS,
-    ArrayAdapter,
-    ArrayLeaf,
-    ArrayRef,
-    Destination,
-    LiveObject,
-    Node,
-    Path,
-    Report,
-    Tree,
-    Value,
-    adapter_for,
-    adapter_of_lib,
-    is_named_tuple,
-    is_stateful,
-    pointer,
-    type_name,
-)
+from midstride.state import is_named_tuple, is_stateful
+from midstride.tree import MAPPING_KINDS, ArrayRef, Node, Path, Tree, Value, pointer, type_name
 
 Build = Callable[[], Any]
 """Called when all bytes are there: gives the value of one place of the state."""

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from midstride.format.values import StoredEnum
-from midstride.state import Node, Path, Tree, Value, pointer
+from midstride.tree import Node, Path, Tree, Value, pointer
 
 _FACTORIES = {f.__name__: f for f in (int, float, str, list, dict, set, tuple, bool)}
 """The factories of a ``defaultdict`` that come back without a template; no other name is looked up."""

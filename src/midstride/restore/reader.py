@@ -22,8 +22,8 @@ from midstride.format.manifest import FileRecord, Manifest, Slice
 from midstride.format.values import decode_tree
 from midstride.limits import BLOCK_BYTES, CHUNK_BYTES, READ_THREADS
 from midstride.restore.catalog import check_sizes
-from midstride.state import named_leaves, pointer
 from midstride.storage.base import ReadableFile, Storage
+from midstride.tree import named_leaves, pointer
 
 _SMALL_BYTES = 2**20
 """Up to here, reading with neighbours and copying costs less than a read of its own."""

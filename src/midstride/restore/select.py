@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from midstride.adapters import Report
 from midstride.errors import StateMismatch
-from midstride.state import Node, Path, Report, Tree, named_leaves, pointer
+from midstride.tree import Node, Path, Tree, named_leaves, pointer
 
 Index = tuple[slice, ...]
 

@@ -17,10 +17,11 @@ from typing import Any
 
 import numpy as np
 
+from midstride.adapters import ArrayLeaf
 from midstride.errors import UnsupportedState
 from midstride.format.layout import MAX_STEP
 from midstride.format.values import encode_tree, encode_value
-from midstride.state import ArrayLeaf, walk
+from midstride.state import walk
 
 
 @dataclass(frozen=True, slots=True)

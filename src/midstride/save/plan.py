@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from midstride import limits
+from midstride.adapters import ArrayLeaf
 from midstride.format import layout
 from midstride.format.datafile import build_header, sort_key
-from midstride.state import ArrayLeaf, pointer
+from midstride.tree import pointer
 
 
 @dataclass(frozen=True, slots=True)

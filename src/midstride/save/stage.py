@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from midstride.adapters import ArrayLeaf
 from midstride.save.arena import Arena
 from midstride.save.plan import Chunk, FilePlan, Plan
-from midstride.state import ArrayLeaf
 
 Deliver = Callable[[int, int], None]
 """Called with a chunk's number and the place in the arena where its bytes are."""

@@ -1,4 +1,4 @@
-"""``state.ArrayAdapter`` for PyTorch."""
+"""``adapters.ArrayAdapter`` for PyTorch."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from midstride.adapters import ArrayLeaf, Destination, LiveObject, Report
 from midstride.dtypes import DTYPES, array_nbytes
 from midstride.errors import StateMismatch, UnsupportedState
 from midstride.numpy_arrays import slabs
-from midstride.state import ArrayLeaf, Destination, LiveObject, Node, Path, Report, Tree, pointer
 from midstride.torch import modules, optimizers
+from midstride.tree import Node, Path, Tree, pointer
 
 _NAMES: dict[torch.dtype, str] = {
     dtype: name for name in DTYPES if isinstance(dtype := getattr(torch, name, None), torch.dtype)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from midstride.errors import StateMismatch
-from midstride.state import Node, Tree
+from midstride.tree import Node, Tree
 
 _WRAPPERS = {
     "OptimizedModule": "_orig_mod",

@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 
+from midstride.adapters import LiveObject, Report
 from midstride.errors import StateMismatch
-from midstride.state import LiveObject, Node, Report, Value, pointer
 from midstride.torch.modules import canonical_keys
+from midstride.tree import Node, Value, pointer
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from midstride.format.values import (
     encode_tree,
     encode_value,
 )
-from midstride.state import ArrayRef, Node, Value
+from midstride.tree import ArrayRef, Node, Value
 
 
 class Color(enum.Enum):

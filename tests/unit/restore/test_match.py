@@ -13,12 +13,14 @@ import numpy as np
 import pytest
 from tests.exact import assert_same
 
+from midstride.adapters import Report
 from midstride.errors import StateMismatch
 from midstride.format.manifest import ArrayRecord, Manifest, Slice
 from midstride.format.values import decode_tree, encode_tree
 from midstride.restore.match import ANYTHING, Fill, Matcher
 from midstride.restore.plain import original_types
-from midstride.state import Report, Tree, walk
+from midstride.state import walk
+from midstride.tree import Tree
 
 
 class Saved:

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
+from midstride.adapters import Report
 from midstride.errors import StateMismatch
 from midstride.format.values import encode_tree
 from midstride.restore.select import Selection, rename_tree
-from midstride.state import ArrayRef, Node, Report, Tree, Value
+from midstride.tree import ArrayRef, Node, Tree, Value
 
 
 def _dict(**children: Tree) -> Node:

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from midstride.errors import StateMismatch
-from midstride.state import Node
 from midstride.torch.modules import canonical_keys, canonical_names, load, state_of
+from midstride.tree import Node
 
 
 class _Block(torch.nn.Module):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import midstride as ms
-from midstride.state import LiveObject
+from midstride.adapters import LiveObject
 from midstride.torch.optimizers import notes
 
 
