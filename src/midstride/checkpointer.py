@@ -218,6 +218,7 @@ class Checkpointer:
     def _one_call(self, what: str) -> Iterator[None]:
         """One call at a time: a second thread waits, the same one (a signal handler, a listener) is refused."""
         self._may_wait(what)
+        self._may_write(what)  # before the lock: in a forked child nobody would ever give it back
         with self._calls:
             self._caller = threading.get_ident()
             try:

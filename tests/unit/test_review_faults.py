@@ -422,3 +422,33 @@ def test_numpy_global_generator_of_another_kind(tmp_path: Path) -> None:
         assert (np.random.random(3) == expected).all()
     finally:
         np.random.set_bit_generator(before)
+
+
+def test_a_child_forked_during_a_save_is_refused_and_does_not_hang(tmp_path: Path) -> None:
+    """The lock of the calls is held by another thread at the moment of the fork."""
+    reached, go = threading.Event(), threading.Event()
+
+    class Waits:
+        def state_dict(self) -> dict[str, int]:
+            reached.set()
+            assert go.wait(30)
+            return {}
+
+        def load_state_dict(self, state: object) -> None: ...
+
+    with ms.Checkpointer(tmp_path / "run") as ckpt:
+        ckpt.save(1, {"v": 1}).result()
+        thread = threading.Thread(target=lambda: ckpt.save(2, {"w": Waits()}))
+        thread.start()
+        assert reached.wait(30)
+        child = os.fork()
+        if child == 0:
+            try:
+                ckpt.save(3, {})
+            except ms.SaveError:
+                os._exit(7)
+            os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        go.set()
+        thread.join()
+    assert [info.step for info in ms.open(tmp_path / "run").checkpoints()] == [1, 2]
