@@ -11,10 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from midstride import exit_guard
+from midstride import exit_guard, limits
 from midstride.errors import RestoreError, SaveError, StagingError, StepExists
 from midstride.info import CheckpointInfo
-from midstride.limits import EXIT_SECONDS, STORAGE_SECONDS
 from midstride.listeners import Listener, Listeners, RunBegan, RunEnded, SaveBegan, SaveCommitted, SaveFailed
 from midstride.reader import latest_of
 from midstride.restore import load as loading
@@ -25,6 +24,7 @@ from midstride.save.messages import Committed, Failed
 from midstride.save.pending import PendingSave
 from midstride.save.saver import Saver
 from midstride.storage import Storage, open_storage
+from midstride.storage.bounded import BoundedReads
 from midstride.storage.lock import describe_owner
 from midstride.telemetry import Recorder, Statistics
 from midstride.triggers import Trigger, as_trigger
@@ -76,6 +76,7 @@ class Checkpointer:
         if staging_bytes is not None:
             _whole("staging_bytes", staging_bytes, MIN_STAGING_BYTES)
         self._storage = open_storage(path)
+        self._reads = BoundedReads(self._storage)
         self._busy, self._adopt, self._fallback = busy, existing == "continue", fallback
         self._max_failures = max_failures
         self._recorder = Recorder()
@@ -348,7 +349,7 @@ class Checkpointer:
                 self._saver.wait_idle(None)
         options = loading.Options(only, rename or {}, cast, strict, on_touch=self._mark_overwritten)
         wanted = exact_step(step) if step is not None else None
-        restored = loading.restore(self._storage, state, wanted, options, fallback=self._fallback)
+        restored = loading.restore(self._reads, state, wanted, options, fallback=self._fallback)
         self._overwritten = None
         self._adopt = True
         if restored is not None:
@@ -368,7 +369,7 @@ class Checkpointer:
 
     def latest(self) -> CheckpointInfo | None:
         """The newest checkpoint; None if nothing was ever saved here, ``NothingRestorable`` if nothing can be used."""
-        return latest_of(self._storage, loading.find(self._storage))
+        return latest_of(self._reads, loading.find(self._reads))
 
     def best(self, metric: str, mode: Literal["min", "max"]) -> CheckpointInfo | None:
         """The checkpoint with the best finite value of a metric, the newer one of equals; None if none has it."""
@@ -376,7 +377,7 @@ class Checkpointer:
 
     def checkpoints(self) -> list[CheckpointInfo]:
         """The usable checkpoints in the folder, by rising ``seq``."""
-        return loading.find(self._storage).checkpoints
+        return loading.find(self._reads).checkpoints
 
     def statistics(self) -> Statistics:
         """Counts and durations since this object was made."""
@@ -395,7 +396,7 @@ class Checkpointer:
         self._closed = True
         exit_guard.discard(self)
         try:
-            self._saver.wait_idle(timeout, EXIT_SECONDS)
+            self._saver.wait_idle(timeout, limits.EXIT_SECONDS)
         finally:
             self._finish()
         self._surface(0)
@@ -405,7 +406,8 @@ class Checkpointer:
             self._watch.close()
         idle = self._saver.pending is None
         view = self._saver.view  # it goes with the writer
-        self._saver.close(STORAGE_SECONDS if idle else 0.1)
+        if not self._saver.close(limits.WRITER_SECONDS if idle else 0.1):
+            _log.warning("the writer of %s hangs; the folder stays locked while it does", self._storage.description)
         last = view.checkpoints[-1] if view is not None and view.checkpoints else None
         self._listeners.end(RunEnded(last))
 

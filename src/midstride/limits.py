@@ -15,7 +15,12 @@ LOCK_SECONDS = 60.0
 """For a lock's owner that shows no sign of life, where a heartbeat stands in for flock."""
 HEARTBEAT_SECONDS = 5.0
 """Between two signs of life: a dozen may be missed."""
+RETRY_SECONDS = (0.5, 2.0, 8.0)
+"""Pauses before a save whose storage was unavailable is tried again; after the last one it has failed."""
 
+UNSYNCED_BYTES = 256 * 2**20
+"""Written through the page cache before they are synced: one sync ends in time also on a slow disk, and
+dirty pages stay few."""
 PAGE_BYTES = 4096
 """Alignment of staging memory, of direct I/O, and of the data in a data file."""
 CHUNK_BYTES = 16 * 2**20

@@ -12,6 +12,8 @@ from midstride.restore import load as loading
 from midstride.restore.catalog import Catalog, scan
 from midstride.retention import best_of
 from midstride.storage import Storage, open_storage
+from midstride.storage.base import ReadableStorage
+from midstride.storage.bounded import BoundedReads
 
 
 def open(path: str | os.PathLike[str] | Storage) -> RunReader:
@@ -51,7 +53,7 @@ class RunReader:
     """A run's checkpoints, for reading alone. Every call looks at the folder anew."""
 
     def __init__(self, path: str | os.PathLike[str] | Storage) -> None:
-        self._storage = open_storage(path)
+        self._storage = BoundedReads(open_storage(path))
         self.description = self._storage.description
         self._storage.list_folder("")
 
@@ -125,7 +127,7 @@ class RunReader:
         return result
 
 
-def latest_of(storage: Storage, catalog: Catalog) -> CheckpointInfo | None:
+def latest_of(storage: ReadableStorage, catalog: Catalog) -> CheckpointInfo | None:
     """The newest usable checkpoint, with the three answers kept apart."""
     newest = catalog.latest.seq if catalog.latest is not None else -1
     loading.raise_unreadable(e for e in catalog.unusable if e.info is None or e.info.seq > newest)

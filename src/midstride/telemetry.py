@@ -14,6 +14,8 @@ class Statistics:
     saves_begun: int = 0
     saves_committed: int = 0
     saves_failed: int = 0
+    saves_retried: int = 0
+    """Attempts that were given up because the storage was unavailable, and made again from the staged snapshot."""
     saves_unchanged: int = 0
     """Saves of a step that was saved already with equal content: nothing was written."""
     saves_skipped: int = 0

@@ -1,4 +1,4 @@
-"""Waiting with a deadline that counts only while nothing progresses."""
+"""Waiting with a deadline that counts only while nothing progresses, and threads that are waited for so."""
 
 from __future__ import annotations
 
@@ -38,3 +38,10 @@ def wait_for(
             )
         left = min(stall_seconds - (now - last_change), 1.0 if timeout is None else start + timeout - now, 1.0)
         changed.wait(max(left, 0.001))
+
+
+class SupervisedThread(threading.Thread):
+    """A daemon whose progress another thread watches: what it calls may hang, and needs no limit of its own."""
+
+    def __init__(self, work: Callable[[], None], name: str) -> None:
+        super().__init__(target=work, name=name, daemon=True)

@@ -45,7 +45,9 @@ def killed_run(run: Callable[..., None], folder: Path, number: int, told: Path) 
     class Said(list):  # type: ignore[type-arg]
         def append(self, item: Any) -> None:  # written at once: the list itself dies with the process
             super().append(item)
-            told.write_text(json.dumps(self))
+            draft = told.with_suffix(".draft")
+            draft.write_text(json.dumps(self))
+            draft.replace(told)  # the kill may come from the writer's thread in the middle of this
 
     run(FaultyStorage(ms.LocalStorage(folder), kill_at(number)), Said())
 

@@ -15,7 +15,7 @@ from helpers import WatchedWrites, values_in
 from hooked import data_of
 
 import midstride as ms
-from midstride.errors import Unavailable, WriteError
+from midstride.errors import NoSpace, WriteError
 from midstride.storage import open_storage
 
 SMALL = 256 * 1024
@@ -49,7 +49,7 @@ def test_failed_save_is_taken_again(tmp_path: Path, staging_bytes: int | None) -
     def fail_once(operation: str, name: str) -> None:
         if operation == "create_file" and name.startswith(data_of(1)) and not failed:
             failed.append(name)
-            raise Unavailable("injected")
+            raise NoSpace("injected")
 
     storage = WatchedWrites(open_storage(tmp_path), fail_once)
     with ms.Checkpointer(storage, staging_bytes=staging_bytes, max_failures=1) as ckpt:

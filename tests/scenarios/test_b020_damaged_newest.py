@@ -52,6 +52,7 @@ def test_damaged_one_takes_no_place_in_retention(run: Path, damage: str) -> None
         restored = ckpt.restore()
         assert restored is not None and restored.step == 20
         ckpt.save(40, {"model": {"w": np.full(5000, 40, np.float32)}}).result()
+        ckpt.wait()
         assert bad.is_dir(), "left for whoever wants to know what happened"
         steps = [int(name.split("-")[1]) for name in folders(run)]
         assert steps == [20, 30, 40], "of the good ones two are kept"

@@ -16,7 +16,9 @@ import midstride as ms
 
 
 def _save(ckpt: ms.Checkpointer, step: int, loss: float) -> ms.CheckpointInfo:
-    return ckpt.save(step, {"w": np.full(10, step)}, metrics={"loss": loss}).result()
+    info = ckpt.save(step, {"w": np.full(10, step)}, metrics={"loss": loss}).result()
+    ckpt.wait()
+    return info
 
 
 def test_latest_and_best_are_always_there(tmp_path: Path) -> None:

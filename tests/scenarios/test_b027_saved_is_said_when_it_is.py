@@ -16,7 +16,7 @@ from children import run_well
 from hooked import Gate, HookedStorage, data_of
 
 import midstride as ms
-from midstride.errors import Unavailable
+from midstride.errors import NoSpace
 from midstride.listeners import RunBegan, RunEnded, SaveBegan, SaveCommitted, SaveFailed
 from midstride.storage import open_storage
 
@@ -87,7 +87,7 @@ def test_failed_near_the_end(tmp_path: Path) -> None:
         if operation == "write" and name.startswith(data_of(2)):
             written.add(name)
             if len(written) == 10:
-                raise Unavailable("injected: the last of ten files")
+                raise NoSpace("injected: the last of ten files")
 
     notes = _Notes(tmp_path)
     ckpt = ms.Checkpointer(HookedStorage(open_storage(tmp_path), hook), listeners=[notes], max_failures=1)

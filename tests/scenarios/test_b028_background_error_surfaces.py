@@ -13,7 +13,7 @@ import pytest
 from hooked import HookedStorage, data_of
 
 import midstride as ms
-from midstride.errors import Unavailable, WriteError
+from midstride.errors import NoSpace, WriteError
 from midstride.storage import open_storage
 
 
@@ -28,7 +28,7 @@ def _fail_third_file(operation: str, doomed: int) -> Any:
         if now == operation and name.startswith(data_of(doomed)) and name.endswith(".safetensors"):
             seen.add(name)
             if len(seen) == 3:
-                raise Unavailable(f"injected: {operation} of {name}")
+                raise NoSpace(f"injected: {operation} of {name}")
 
     return hook
 
@@ -41,7 +41,7 @@ def test_error_reaches_next_save(tmp_path: Path, operation: str) -> None:
         with pytest.raises(WriteError, match="step 1 ") as caught:
             ckpt.save(2, _state(2))
         cause = caught.value.__cause__
-        assert isinstance(cause, Unavailable) and "injected" in str(cause)
+        assert isinstance(cause, NoSpace) and "injected" in str(cause)
         frames = []
         traceback = cause.__traceback__
         while traceback is not None:

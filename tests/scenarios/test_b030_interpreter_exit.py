@@ -18,7 +18,7 @@ _SCRIPT = """
     import numpy as np
     import midstride as ms
     from hooked import Gate, HookedStorage
-    from midstride import checkpointer
+    from midstride import limits
     from midstride.storage import open_storage
 
     path, store, way = sys.argv[1:]
@@ -28,7 +28,7 @@ _SCRIPT = """
         # Handlers run last in, first out: nothing is written before the interpreter is on its way out.
         atexit.register(gate.open)
     else:
-        checkpointer.EXIT_SECONDS = 0.5
+        limits.EXIT_SECONDS = 0.5
     ckpt.save(1, {"model": {"w": np.arange(300_000)}, "optimizer": {"m": np.ones(300_000)}})
     assert gate.reached.wait(60)
     if way == "os._exit":

@@ -16,7 +16,9 @@ import midstride as ms
 
 
 def _save(ckpt: ms.Checkpointer, step: int) -> ms.CheckpointInfo:
-    return ckpt.save(step, {"model": {"w": np.full(1000, step)}}).result()
+    info = ckpt.save(step, {"model": {"w": np.full(1000, step)}}).result()
+    ckpt.wait()
+    return info
 
 
 def _files(folder: Path) -> dict[str, bytes]:

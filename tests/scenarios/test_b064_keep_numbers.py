@@ -55,6 +55,7 @@ def test_never_too_few(tmp_path: Path, keep: int | None, doomed: int | None) -> 
         for step in range(4):
             try:
                 ckpt.save(step, {"model": {"w": np.full(100, step)}, "n": step}).result()
+                ckpt.wait()
                 committed.append(step)
                 assert step != doomed
             except ms.SaveError as error:
@@ -70,6 +71,7 @@ def test_keep_one_with_best(tmp_path: Path) -> None:
     with ms.Checkpointer(tmp_path / "run", keep=ms.LatestN(1) | ms.BestN(1, "loss", "min")) as ckpt:
         for step, (loss, expected) in enumerate([(3, [0]), (2, [1]), (5, [1, 2]), (4, [1, 3]), (1, [4])]):
             ckpt.save(step, {"w": np.zeros(10)}, metrics={"loss": loss}).result()
+            ckpt.wait()
             assert [info.step for info in ckpt.checkpoints()] == expected
 
 
@@ -81,4 +83,5 @@ def test_an_earlier_runs_checkpoints_count(tmp_path: Path) -> None:
         assert ckpt.restore() is not None
         assert len(ckpt.checkpoints()) == 5, "nothing is deleted before something new is committed"
         ckpt.save(5, {"w": np.full(10, 5)}).result()
+        ckpt.wait()
         assert [info.step for info in ckpt.checkpoints()] == [4, 5]

@@ -34,6 +34,7 @@ def _run(ckpt: ms.Checkpointer, mode: Literal["min", "max"]) -> None:
     for step, (loss, kept, best) in enumerate(_MIN):
         metrics = {} if loss is None else {"loss": sign * loss, "other": step}
         ckpt.save(step, {"w": np.full(10, step)}, metrics=metrics).result()
+        ckpt.wait()
         assert {info.step for info in ckpt.checkpoints()} == kept
         latest, found = ckpt.latest(), ckpt.best("loss", mode)
         assert latest is not None and latest.step == step, "the newest is always there"
@@ -55,6 +56,7 @@ def test_best_alone_never_evicts_the_newest(tmp_path: Path) -> None:
     with ms.Checkpointer(tmp_path / "run", keep=ms.BestN(1, "loss", "min")) as ckpt:
         for step in range(5):  # worse and worse
             ckpt.save(step, {"w": np.zeros(10)}, metrics={"loss": float(step)}).result()
+            ckpt.wait()
             assert [info.step for info in ckpt.checkpoints()] == ([0, step] if step else [0])
 
 
@@ -62,6 +64,7 @@ def test_a_metric_that_is_never_there(tmp_path: Path) -> None:
     with ms.Checkpointer(tmp_path / "run", keep=ms.BestN(3, "loss", "min")) as ckpt:
         for step in range(3):
             ckpt.save(step, {"w": np.zeros(10)}, metrics={"acc": 1.0}).result()
+            ckpt.wait()
             assert [info.step for info in ckpt.checkpoints()] == [step]
 
 

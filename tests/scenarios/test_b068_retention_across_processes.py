@@ -20,6 +20,7 @@ _RUN = """
         for _ in range(3):
             step += 1
             ckpt.save(step, {"w": np.full(10, step)}).result()
+            ckpt.wait()
             on_disk = [name for name in os.listdir(run) if name.startswith("step-")]
             print(*[info.step for info in ckpt.checkpoints()], len(on_disk))
 """

@@ -97,6 +97,7 @@ def _check_refused(run: Path, outside: dict[Path, bytes]) -> None:
         assert restored is not None and restored.step == 1 and "step 2 was passed over" in restored.warnings[0]
         for step in (3, 4):
             ckpt.save(step, restored.state).result()
+        ckpt.wait()
         assert [info.step for info in ckpt.checkpoints()] == [4]
     for path, content in outside.items():
         assert path.read_bytes() == content

@@ -406,7 +406,7 @@ def test_a_step_whose_checkpoint_rotted_is_saved_anew(tmp_path: Path) -> None:
 
 def test_syncs_and_deletions_count_as_progress(storage: FaultyStorage, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each takes half of what may pass without progress; all together take a multiple of it."""
-    monkeypatch.setattr("midstride.save.pending.STORAGE_SECONDS", 0.6)
+    monkeypatch.setattr("midstride.limits.STORAGE_SECONDS", 0.6)
 
     class Slow(Fault):
         def after(self, operation: Operation) -> None:
@@ -422,7 +422,7 @@ def test_syncs_and_deletions_count_as_progress(storage: FaultyStorage, monkeypat
 def test_a_storage_that_never_answers_is_not_waited_for_for_ever(
     storage: FaultyStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("midstride.save.pending.STORAGE_SECONDS", 0.2)
+    monkeypatch.setattr("midstride.limits.STORAGE_SECONDS", 0.2)
     storage.fault = gate = Gate()
     ckpt = ms.Checkpointer(storage)
     with pytest.raises(ms.Deadline, match=r"step 1 .* no progress for 0\.2 s"):

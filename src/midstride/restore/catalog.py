@@ -25,7 +25,7 @@ from midstride.format.manifest import TAIL_BYTES, Manifest, check_tail, decode_m
 from midstride.format.values import decode_metrics
 from midstride.info import CheckpointInfo
 from midstride.limits import CHUNK_BYTES, MANIFEST_LIMIT_BYTES
-from midstride.storage.base import Entry, Storage
+from midstride.storage.base import Entry, ReadableStorage
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,28 +79,34 @@ Known = dict[str, CheckpointInfo]
 """What manifests said that were read before, by folder. A folder's name is never used again, so it stays true."""
 
 
-def scan(storage: Storage, known: Known | None = None) -> Catalog:
+def scan(storage: ReadableStorage, known: Known | None = None) -> Catalog:
     """Look through a run's folder. ``StorageError`` if it cannot be listed, ``NotFound`` if it is not there.
 
     Every manifest is read, and every data file opened to see that it has its size. With ``known``
     only manifests that are new to it are read, and no files are opened: enough for the holder of
     the lock to number the next one.
     """
+    empty: set[str] | None = None
     for _ in range(_LOOKS):
         entries = storage.list_folder("")
         catalog = _look_through(storage, entries, known)
-        # A trainer that keeps few may have retired all that was listed before it was looked at:
-        # that is no loss, there are newer ones.
-        if catalog.checkpoints or not catalog.ever_committed or _same_folders(entries, storage.list_folder("")):
+        if catalog.checkpoints or not catalog.ever_committed:
             return catalog
+        # A trainer that keeps few may have retired what was the newest while it was looked at, and committed
+        # a newer one just after that was looked at. Not so twice with the same folders: between the two
+        # it would have begun another.
+        names = _folders(entries)
+        if names == empty == _folders(storage.list_folder("")):
+            return catalog
+        empty = names
     raise Gone(f"the checkpoints of {storage.description} were retired as fast as they were looked at. Look again")
 
 
-def _same_folders(before: list[Entry], now: list[Entry]) -> bool:
-    return {e.name for e in before if e.kind != "file"} == {e.name for e in now if e.kind != "file"}
+def _folders(entries: list[Entry]) -> set[str]:
+    return {entry.name for entry in entries if entry.kind != "file"}
 
 
-def _look_through(storage: Storage, entries: list[Entry], known: Known | None) -> Catalog:
+def _look_through(storage: ReadableStorage, entries: list[Entry], known: Known | None) -> Catalog:
     catalog = Catalog()
     catalog.run, catalog.marked = _read_marker(storage, entries)
     for entry in entries:
@@ -114,7 +120,7 @@ def _look_through(storage: Storage, entries: list[Entry], known: Known | None) -
 
 
 def _look_at(
-    storage: Storage,
+    storage: ReadableStorage,
     catalog: Catalog,
     folder: layout.StepFolder,
     entry: Entry,
@@ -146,7 +152,7 @@ def _look_at(
         catalog.links.add(folder.name)
 
 
-def _leads_nowhere(storage: Storage, folder: str) -> bool:
+def _leads_nowhere(storage: ReadableStorage, folder: str) -> bool:
     try:
         storage.list_folder(folder)
     except StorageError:
@@ -154,7 +160,7 @@ def _leads_nowhere(storage: Storage, folder: str) -> bool:
     return False
 
 
-def read_manifest(storage: Storage, folder: str) -> Manifest:
+def read_manifest(storage: ReadableStorage, folder: str) -> Manifest:
     """Read and check a manifest. ``NotFound`` if the folder has none: then it is no checkpoint."""
     name = f"{folder}/{layout.MANIFEST}"
     file = storage.open_file(name)
@@ -184,7 +190,7 @@ def info_of(manifest: Manifest, folder: str) -> CheckpointInfo:
     return manifest.info(folder, decode_metrics(manifest.metrics))
 
 
-def check_sizes(storage: Storage, folder: str, manifest: Manifest) -> None:
+def check_sizes(storage: ReadableStorage, folder: str, manifest: Manifest) -> None:
     """See that every file is there with its size. ``CorruptCheckpoint`` names the one that is not."""
     for record in manifest.files:
         name = f"{folder}/{record.name}"
@@ -202,7 +208,7 @@ def check_sizes(storage: Storage, folder: str, manifest: Manifest) -> None:
             raise CorruptCheckpoint(f"{storage.description}/{name} has {size} bytes, it was saved with {record.size}")
 
 
-def _read_marker(storage: Storage, entries: list[Entry]) -> tuple[str | None, bool]:
+def _read_marker(storage: ReadableStorage, entries: list[Entry]) -> tuple[str | None, bool]:
     """The run's id and whether the marker is there; a damaged marker still says that something was committed."""
     if not any(entry.name == layout.MARKER for entry in entries):
         return None, False

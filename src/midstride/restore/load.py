@@ -27,7 +27,7 @@ from midstride.restore.match import Fill, Matcher
 from midstride.restore.plain import original_types
 from midstride.restore.reader import CheckpointReader, Want
 from midstride.restore.select import Selection, last_parts, rename_tree
-from midstride.storage.base import Storage
+from midstride.storage.base import ReadableStorage
 from midstride.tree import named_leaves, pointer
 
 _log = logging.getLogger("midstride")
@@ -66,7 +66,7 @@ class _PartlyOverwritten(CorruptCheckpoint):
     """A bad block was found after live objects had been written into."""
 
 
-def find(storage: Storage) -> Catalog:
+def find(storage: ReadableStorage) -> Catalog:
     """The folder's catalog; an empty one where there is no such folder. Raises if it could not be looked at."""
     try:
         return scan(storage)
@@ -74,7 +74,7 @@ def find(storage: Storage) -> Catalog:
         return Catalog()
 
 
-def nothing_restorable(storage: Storage, catalog: Catalog) -> NothingRestorable:
+def nothing_restorable(storage: ReadableStorage, catalog: Catalog) -> NothingRestorable:
     """The error for a folder where something was saved and nothing can be used."""
     what = describe_problems(catalog) or "its checkpoints are gone; only the mark that there were some is left"
     return NothingRestorable(
@@ -83,12 +83,14 @@ def nothing_restorable(storage: Storage, catalog: Catalog) -> NothingRestorable:
     )
 
 
-def nothing_saved(storage: Storage) -> NotCommitted:
+def nothing_saved(storage: ReadableStorage) -> NotCommitted:
     """The error for a folder where nothing was ever saved, for callers who cannot do without."""
     return NotCommitted(f"nothing was ever saved in {storage.description}")
 
 
-def restore(storage: Storage, template: Any, step: int | None, options: Options, *, fallback: bool) -> Restored | None:
+def restore(
+    storage: ReadableStorage, template: Any, step: int | None, options: Options, *, fallback: bool
+) -> Restored | None:
     """Restore the latest checkpoint, or the latest of one step, into a template. None: nothing was ever saved.
 
     Retries once if checkpoints were retired while they were read.
@@ -99,7 +101,9 @@ def restore(storage: Storage, template: Any, step: int | None, options: Options,
         return _restore(storage, template, step, options, fallback=fallback)
 
 
-def _restore(storage: Storage, template: Any, step: int | None, options: Options, *, fallback: bool) -> Restored | None:
+def _restore(
+    storage: ReadableStorage, template: Any, step: int | None, options: Options, *, fallback: bool
+) -> Restored | None:
     catalog = find(storage)
     if not catalog.ever_committed:
         if step is not None:
@@ -144,7 +148,7 @@ def _strict(problem: str, candidates: list[CheckpointInfo]) -> CorruptCheckpoint
     )
 
 
-def not_committed(storage: Storage, catalog: Catalog, step: int) -> MidstrideError:
+def not_committed(storage: ReadableStorage, catalog: Catalog, step: int) -> MidstrideError:
     """The error for a step that no good checkpoint has."""
     steps = sorted({info.step for info in catalog.checkpoints})
     broken = [entry for entry in catalog.unusable if entry.step == step]
@@ -157,7 +161,7 @@ def not_committed(storage: Storage, catalog: Catalog, step: int) -> MidstrideErr
 
 
 def _first_good(
-    storage: Storage,
+    storage: ReadableStorage,
     catalog: Catalog,
     candidates: list[CheckpointInfo],
     template: Any,
@@ -200,7 +204,12 @@ _OVERWRITTEN = ". The objects in the state are partly overwritten: build them an
 
 
 def _load(
-    storage: Storage, info: CheckpointInfo, template: Any, options: Options, warnings: Iterable[str], bad: list[int]
+    storage: ReadableStorage,
+    info: CheckpointInfo,
+    template: Any,
+    options: Options,
+    warnings: Iterable[str],
+    bad: list[int],
 ) -> Restored:
     try:
         manifest = read_manifest(storage, info.name)
@@ -260,7 +269,9 @@ def _put_back(fill: Fill, info: CheckpointInfo) -> Any:
         ) from error
 
 
-def verify(storage: Storage, info: CheckpointInfo, on_bytes: Callable[[int], None] = lambda _: None) -> list[str]:
+def verify(
+    storage: ReadableStorage, info: CheckpointInfo, on_bytes: Callable[[int], None] = lambda _: None
+) -> list[str]:
     """Check every byte of a checkpoint; return what is wrong, a line each, empty if nothing is."""
     try:
         manifest = read_manifest(storage, info.name)
@@ -272,7 +283,7 @@ def verify(storage: Storage, info: CheckpointInfo, on_bytes: Callable[[int], Non
         return [str(error)]
 
 
-def describe(storage: Storage, info: CheckpointInfo) -> dict[str, Any]:
+def describe(storage: ReadableStorage, info: CheckpointInfo) -> dict[str, Any]:
     """A checkpoint's facts, values and arrays from its manifest alone."""
     manifest = read_manifest(storage, info.name)
     arrays = []

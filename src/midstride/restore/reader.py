@@ -6,24 +6,28 @@ into their buffers; every block is checked against its digest before anybody is 
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import xxhash
 
+from midstride import limits
 from midstride.dtypes import DTYPES
-from midstride.errors import CorruptCheckpoint, Gone, NotFound
+from midstride.errors import CorruptCheckpoint, Deadline, Gone, NotFound, Unavailable
 from midstride.format import layout
 from midstride.format.datafile import header_nbytes, parse_header
 from midstride.format.manifest import FileRecord, Manifest, Slice
 from midstride.format.values import decode_tree
-from midstride.limits import BLOCK_BYTES, CHUNK_BYTES, READ_THREADS
+from midstride.limits import BLOCK_BYTES, CHUNK_BYTES
 from midstride.restore.catalog import check_sizes
-from midstride.storage.base import ReadableFile, Storage
+from midstride.storage.base import ReadableFile, ReadableStorage
 from midstride.tree import named_leaves, pointer
+from midstride.waiting import SupervisedThread, wait_for
 
 _SMALL_BYTES = 2**20
 """Up to here, reading with neighbours and copying costs less than a read of its own."""
@@ -57,7 +61,7 @@ class _Block:
 class CheckpointReader:
     """One checkpoint, open for reading. A context manager."""
 
-    def __init__(self, storage: Storage, folder: str, manifest: Manifest) -> None:
+    def __init__(self, storage: ReadableStorage, folder: str, manifest: Manifest) -> None:
         self.manifest = manifest
         self._storage = storage
         self._folder = folder
@@ -166,40 +170,7 @@ class CheckpointReader:
     def _run(self, blocks: list[_Block], on_bytes: Callable[[int], None]) -> None:
         for number in {block.file for block in blocks}:
             self._open(number)
-        groups = deque(_groups(blocks))
-        errors: list[BaseException] = []
-
-        def drain(scratch: np.ndarray) -> None:
-            try:
-                while not errors:
-                    try:
-                        group = groups.popleft()
-                    except IndexError:
-                        return
-                    self._load_group(group, scratch)
-                    on_bytes(sum(block.end - block.begin for block in group))
-            except BaseException as error:
-                errors.append(error)
-
-        helpers: list[threading.Thread] = []
-        try:
-            for _ in range(min(READ_THREADS, len(groups)) - 1):
-                helper = threading.Thread(target=drain, args=(_scratch(),), name="midstride-read")
-                helper.start()
-                helpers.append(helper)
-        except (RuntimeError, MemoryError):
-            pass  # no memory for more of them: fewer do it too
-        try:
-            drain(_scratch())
-            for helper in helpers:
-                helper.join()
-        except BaseException as error:
-            # Interrupted: nobody may go on to write into buffers that are given up.
-            errors.append(error)
-            for helper in helpers:
-                helper.join()
-        if errors:
-            raise errors[0]
+        _Team(_groups(blocks), self._load_group, on_bytes, self._where()).run()
 
     def _load_group(self, group: list[_Block], scratch: np.ndarray) -> None:
         if len(group) == 1:
@@ -276,8 +247,95 @@ class CheckpointReader:
         return f"{self._storage.description}/{name}"
 
 
-def _scratch() -> np.ndarray:
-    return np.empty(CHUNK_BYTES, np.uint8)
+class _Team:
+    """Threads that load groups of blocks, while the caller waits as long as some progress is made."""
+
+    def __init__(
+        self,
+        groups: Iterable[list[_Block]],
+        load: Callable[[list[_Block], np.ndarray], None],
+        on_bytes: Callable[[int], None],
+        where: str,
+    ) -> None:
+        self._groups = deque(groups)
+        self._load = load
+        self._on_bytes = on_bytes
+        self._where = where
+        self._changed = threading.Condition()
+        self._working = 0
+        self._checked_bytes = 0
+        self._errors: list[BaseException] = []
+
+    def run(self) -> None:
+        """Return when all are loaded. Raises the first error; ``Unavailable`` if the storage falls silent."""
+        self._start(min(limits.READ_THREADS, len(self._groups)))
+        try:
+            with self._changed:
+                wait_for(
+                    self._changed,
+                    lambda: not self._working,
+                    what=f"the bytes of {self._where}",
+                    progress=lambda: self._checked_bytes,
+                    stall_seconds=limits.STORAGE_SECONDS,
+                )
+        except BaseException as error:
+            # Given up or interrupted: what does not hang must not go on to write into the caller's buffers.
+            self._errors.append(error)
+            with self._changed:
+                self._changed.wait_for(lambda: not self._working, _LAST_BLOCK_SECONDS)
+            if isinstance(error, Deadline):
+                raise Unavailable(f"the storage does not answer: {error}") from error
+            raise
+        if self._errors:
+            raise self._errors[0]
+
+    def _start(self, count: int) -> None:
+        """As many threads as there is memory for. Without any, the caller does the work."""
+        for number in range(count):
+            try:
+                drain = functools.partial(self._drain, np.empty(CHUNK_BYTES, np.uint8))
+            except MemoryError:
+                if number:
+                    return
+                raise
+            with self._changed:
+                self._working += 1
+            try:
+                SupervisedThread(drain, "midstride-read").start()
+            except RuntimeError:
+                if number:
+                    self._ended()
+                else:
+                    drain()
+                return
+
+    def _drain(self, scratch: np.ndarray) -> None:
+        try:
+            while not self._errors and self._groups:
+                with contextlib.suppress(IndexError):  # another took the last one meanwhile
+                    group = self._groups.popleft()
+                    self._load(group, scratch)
+                    nbytes = sum(block.end - block.begin for block in group)
+                    self._on_bytes(nbytes)
+                    self._progress(nbytes)
+        except BaseException as error:
+            self._errors.append(error)
+        finally:
+            self._ended()
+
+    def _progress(self, nbytes: int) -> None:
+        with self._changed:
+            self._checked_bytes += nbytes
+            self._changed.notify_all()
+
+    def _ended(self) -> None:
+        with self._changed:
+            self._working -= 1
+            self._changed.notify_all()
+
+
+_LAST_BLOCK_SECONDS = 5.0
+"""For the reads that are under way when a restore is given up."""
 
 
 def _digested(part: Slice) -> Iterator[tuple[int, int, str]]:

@@ -82,7 +82,7 @@ def _write_whole(storage: Storage, name: str, data: bytes) -> None:
 
 def retire(storage: Storage, info: CheckpointInfo) -> None:
     """Delete a checkpoint: first what makes it one, then its bytes."""
-    storage.remove_file(f"{info.name}/{layout.MANIFEST}")
+    _remove_if_there(storage, f"{info.name}/{layout.MANIFEST}")  # gone already where an earlier try failed after it
     # Without this a crash could bring back a manifest whose files are gone.
     storage.sync_folder(info.name)
     remove_step_folder(storage, info.name)

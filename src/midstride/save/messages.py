@@ -50,6 +50,11 @@ class Job:
     bad: frozenset[int] = frozenset()
     """``seq`` of checkpoints that a restore found bad: they take no place in the retention, and stay."""
 
+    @property
+    def staged_whole(self) -> bool:
+        """Whether every chunk keeps a place of its own in the arena until the save has ended."""
+        return all(chunk.place + chunk.nbytes <= self.memory.size for chunk in self.chunks[-1:])
+
 
 @dataclass(frozen=True, slots=True)
 class Staged:
@@ -124,14 +129,30 @@ class Working:
 
 
 @dataclass(frozen=True, slots=True)
+class Retrying:
+    """An attempt failed, and the snapshot that is still staged will be written again."""
+
+    job: int
+    error: BaseException
+
+
+@dataclass(frozen=True, slots=True)
 class Committed:
-    """The checkpoint exists and is durable, and what it replaces is retired."""
+    """The checkpoint exists and is durable. ``Retired`` follows."""
 
     job: int
     info: CheckpointInfo
     view: RunView
     fresh: bool
     """False where an equal checkpoint was there already and nothing was written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retired:
+    """What the retention gives up is deleted, as far as it could be: the save has ended."""
+
+    job: int
+    view: RunView
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,4 +170,4 @@ class Stopped:
     error: BaseException | None
 
 
-Reply = Opened | Refused | Emptied | Working | Committed | Failed | Stopped
+Reply = Opened | Refused | Emptied | Working | Retrying | Committed | Retired | Failed | Stopped

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
+from collections.abc import Iterator
 
+from midstride import limits
 from midstride.errors import SaveError
 from midstride.info import CheckpointInfo, Progress
-from midstride.limits import STORAGE_SECONDS
 from midstride.waiting import wait_for
 
 WRITER_THREAD = "midstride-writer"
@@ -33,7 +35,7 @@ class PendingSave:
         self._reported = False
 
     def done(self) -> bool:
-        """True once the save has ended, well or badly."""
+        """True once the checkpoint is durable, or the save has failed."""
         return self._info is not None or self._error is not None
 
     def staged(self) -> bool:
@@ -51,7 +53,7 @@ class PendingSave:
         return Progress(phase, self._staged_bytes, self._written_bytes, self._total_bytes)
 
     def result(self, timeout: float | None = None) -> CheckpointInfo:
-        """Wait for the end; return the committed checkpoint.
+        """Wait until the checkpoint is durable, and return it. Older ones may be retired after that.
 
         ``timeout`` is in seconds. Raises what made the save fail, or ``Deadline`` (a
         ``TimeoutError``) if it has not ended in time or the storage makes no progress.
@@ -67,7 +69,7 @@ class PendingSave:
                     self.done,
                     what=f"the save of step {self.step} to become durable",
                     progress=self._progress_or_life,
-                    stall_seconds=STORAGE_SECONDS,
+                    stall_seconds=limits.STORAGE_SECONDS,
                     timeout=timeout,
                 )
         if self._error is not None:
@@ -84,8 +86,13 @@ class PendingSave:
             return time.monotonic()  # what a listener takes is its own affair
         return self._staged_bytes, self._written_bytes, self._beats
 
-    def _leave_to_listeners(self) -> None:
+    @contextlib.contextmanager
+    def _in_listeners(self) -> Iterator[None]:
         self._with_listeners = True
+        try:
+            yield
+        finally:
+            self._with_listeners = False
 
     def _beat(self) -> None:
         with self._changed:

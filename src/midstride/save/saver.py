@@ -15,9 +15,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from midstride import limits
 from midstride.errors import Busy, Deadline, SaveError, StagingError, WriterDied
 from midstride.info import CheckpointInfo
-from midstride.limits import STORAGE_SECONDS, WRITER_SECONDS
 from midstride.retention import Retention
 from midstride.save.arena import Arena, budget_bytes, chunk_bytes
 from midstride.save.capture import Captured
@@ -32,6 +32,8 @@ from midstride.save.messages import (
     OpenRun,
     Refused,
     Reply,
+    Retired,
+    Retrying,
     RunView,
     Seal,
     Staged,
@@ -47,7 +49,7 @@ from midstride.waiting import wait_for
 
 
 class Outcome(Protocol):
-    """Called on the writer's thread when a save has ended, before its handle says so."""
+    """Called on the writer's thread when a save is committed or has failed, before its handle says so."""
 
     def __call__(self, pending: PendingSave, reply: Committed | Failed, seconds: float) -> None: ...
 
@@ -102,11 +104,11 @@ class Saver:
                 lambda: self._opening is not None,
                 what=f"the writer to open {self.what}",
                 progress=lambda: None,
-                stall_seconds=STORAGE_SECONDS,
+                stall_seconds=limits.STORAGE_SECONDS,
             )
             answer = self._opening
         if isinstance(answer, BaseException):
-            self._engine.stop(WRITER_SECONDS)
+            self._engine.stop(limits.WRITER_SECONDS)
             raise answer
         assert answer is not None
         self.view = answer
@@ -218,15 +220,15 @@ class Saver:
                 lambda: bool(self._free_places) or self._in_flight is None,
                 what="the writer to empty staging memory",
                 progress=lambda: len(self._free_places),
-                stall_seconds=STORAGE_SECONDS,
+                stall_seconds=limits.STORAGE_SECONDS,
             )
             self._recorder.add(staging_wait_seconds=time.perf_counter() - began)
             if self._in_flight is None:
                 raise WriterDied("the writer ended while the state was staged. The next save gets a new one")
             return self._free_places.popleft()
 
-    def wait_idle(self, timeout: float | None, stall_seconds: float = STORAGE_SECONDS) -> None:
-        """Wait until nothing is in flight, well or badly ended."""
+    def wait_idle(self, timeout: float | None, stall_seconds: float | None = None) -> None:
+        """Wait until nothing is in flight, well or badly ended. By default a storage's time without progress."""
         with self._changed:
             if (flight := self._in_flight) is None:
                 return
@@ -235,7 +237,7 @@ class Saver:
                 lambda: self._in_flight is not flight,
                 what=f"the save of step {flight.pending.step} to become durable",
                 progress=flight.pending._progress_or_life,
-                stall_seconds=stall_seconds,
+                stall_seconds=limits.STORAGE_SECONDS if stall_seconds is None else stall_seconds,
                 timeout=timeout,
             )
 
@@ -261,8 +263,13 @@ class Saver:
                 self._emptied(reply)
             case Working():
                 self._worked(reply)
+            case Retrying():
+                self._recorder.add(saves_retried=1)
+                self._worked(reply)
             case Committed() | Failed():
                 self._ended(reply)
+            case Retired():
+                self._retired(reply)
             case Stopped(error):
                 self._stopped(error)
 
@@ -278,7 +285,7 @@ class Saver:
                 self._in_flight.pending._advance(written=reply.nbytes)
                 self._changed.notify_all()
 
-    def _worked(self, reply: Working) -> None:
+    def _worked(self, reply: Working | Retrying) -> None:
         with self._changed:
             if self._in_flight is not None and self._in_flight.number == reply.job:
                 self._in_flight.pending._beat()
@@ -293,20 +300,27 @@ class Saver:
             self.view = reply.view
         elif isinstance(reply.error.__cause__, Busy):
             self.view = None  # the lock was lost: the folder must be opened again
-        flight.pending._leave_to_listeners()
-        try:
-            self._on_end(flight.pending, reply, seconds)
-        except BaseException:  # a log handler's, say: whatever it is, the save has ended
-            with contextlib.suppress(Exception):
-                traceback.print_exc()
+        with flight.pending._in_listeners():
+            try:
+                self._on_end(flight.pending, reply, seconds)
+            except BaseException:  # a log handler's, say: whatever it is, the save has ended
+                with contextlib.suppress(Exception):
+                    traceback.print_exc()
         with self._changed:
-            # In this order: who sees the handle done must find the next save free to begin.
-            self._in_flight = None
-            if isinstance(reply, Committed):
-                flight.pending._end(reply.info, None)
-            else:
+            # In this order: who sees the handle of a failed save done must find the next save free to begin.
+            if isinstance(reply, Failed):
+                self._in_flight = None
                 flight.pending._end(None, reply.error)
+            else:
+                flight.pending._end(reply.info, None)
             self._changed.notify_all()
+
+    def _retired(self, reply: Retired) -> None:
+        with self._changed:
+            if self._in_flight is not None and self._in_flight.number == reply.job:
+                self.view = reply.view
+                self._in_flight = None
+                self._changed.notify_all()
 
     def _stopped(self, error: BaseException | None) -> None:
         # The lock went with the writer, so the folder must be opened again before the next save.
@@ -315,8 +329,12 @@ class Saver:
         if error is not None:
             self._answer(error)
         flight = self._in_flight
-        if flight is not None:
+        if flight is not None and not flight.pending.done():
             self._ended(Failed(flight.number, error or WriterDied("the writer was stopped in the middle of a save")))
+        with self._changed:
+            if self._in_flight is flight:  # not the next save's, which may have begun
+                self._in_flight = None
+                self._changed.notify_all()
 
 
 def library_versions() -> dict[str, str]:

@@ -12,11 +12,23 @@ import logging
 import queue
 import secrets
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import xxhash
 
-from midstride.errors import Busy, CommitError, MidstrideError, StagingError, StepExists, StorageError, WriteError
+from midstride import limits
+from midstride.errors import (
+    Busy,
+    CommitError,
+    MidstrideError,
+    StagingError,
+    StepExists,
+    StorageError,
+    Unavailable,
+    WriteError,
+)
 from midstride.format import layout
 from midstride.format.manifest import ArrayRecord, FileRecord, Manifest, Slice
 from midstride.info import CheckpointInfo
@@ -34,6 +46,8 @@ from midstride.save.messages import (
     Refused,
     Reply,
     Request,
+    Retired,
+    Retrying,
     Seal,
     Staged,
     Stop,
@@ -43,6 +57,8 @@ from midstride.save.run_folder import RunFolder
 from midstride.storage.base import Storage, WritableFile
 
 _log = logging.getLogger("midstride")
+_sleep = time.sleep
+_T = TypeVar("_T")
 
 
 class Writer:
@@ -78,9 +94,7 @@ class Writer:
             case OpenRun():
                 self._open(request)
             case Job():
-                self._attempt = _Attempt(
-                    request, self._storage, self._disk, lambda: self._send(Working(request.number))
-                )
+                self._attempt = self._begin(request)
             case Staged() if attempt := self._current(request.job):
                 attempt.take(request)
                 self._send(Emptied(request.job, request.place, attempt.job.chunks[request.chunk].nbytes))
@@ -92,7 +106,10 @@ class Writer:
                 self._send(Failed(request.job, StagingError("the save was given up while it was staged")))
             case Seal() if attempt := self._current(request.job):
                 self._attempt = None
-                self._send(self._finish(attempt))
+                self._finish(attempt)
+
+    def _begin(self, job: Job) -> _Attempt:
+        return _Attempt(job, self._storage, self._disk, lambda: self._send(Working(job.number)))
 
     def _current(self, job: int) -> _Attempt | None:
         return self._attempt if self._attempt is not None and self._attempt.job.number == job else None
@@ -109,41 +126,91 @@ class Writer:
             return
         self._send(Opened(self._run.view))
 
-    def _finish(self, attempt: _Attempt) -> Reply:
+    def _finish(self, attempt: _Attempt) -> None:
         job, run = attempt.job, self._run
         assert run is not None  # the trainer opens the run before it sends a job
         try:
-            if job.compare_with is not None:
-                return self._compare(attempt, job.compare_with, run)
-            info = _publish(run, attempt, attempt.write_out())
+            committed = (
+                self._publish(run, attempt)
+                if job.compare_with is None
+                else self._compare(run, attempt, job.compare_with)
+            )
         except Exception as error:
             attempt.give_up()
             if isinstance(error.__cause__, Busy):
                 # The lock is lost: the next save takes the folder anew, if nobody else has it.
                 run.close()
                 self._run = None
-            return Failed(job.number, _as_save_error(error, job))
-        self._send(Working(job.number))
-        run.retire(job.retention, job.replaces, job.bad, lambda: self._send(Working(job.number)))
+            self._send(Failed(job.number, _as_save_error(error, job)))
+            return
+        # First this, then the retirement: nobody waits for old files to be deleted to hear of the new one.
+        self._send(committed)
+        if committed.fresh:
+            run.retire(job.retention, job.replaces, job.bad, lambda: self._send(Working(job.number)))
+        self._send(Retired(job.number, run.view))
+
+    def _publish(self, run: RunFolder, attempt: _Attempt) -> Committed:
+        """Commit what was staged; where the storage is unavailable for a while, in a later attempt."""
+        job = attempt.job
+        attempts = iter([attempt])
+
+        def one_attempt() -> CheckpointInfo:
+            current = next(attempts, None) or self._take_again(job)
+            try:
+                return _commit(run, current, current.write_out())
+            except BaseException:
+                current.give_up()
+                raise
+
+        # With a budget smaller than the state the first chunks are gone by now.
+        info = self._retrying(job, one_attempt, limits.RETRY_SECONDS if job.staged_whole else ())
+        try:
+            self._retrying(job, run.mark, limits.RETRY_SECONDS)
+        except MidstrideError as error:
+            # The checkpoint stays: with its manifest away and the mark perhaps in place, a run that lost
+            # nothing would look like one that lost everything.
+            raise CommitError(
+                f"step {job.step} is stored as {info.name}, but the run's folder could not be marked: {error}. "
+                "The checkpoint can be restored; the next save tries again"
+            ) from error
         return Committed(job.number, info, run.view, fresh=True)
 
-    def _compare(self, attempt: _Attempt, info: CheckpointInfo, run: RunFolder) -> Reply:
+    def _take_again(self, job: Job) -> _Attempt:
+        # A new folder and new files: after a failed sync nothing is known of what the old ones hold.
+        attempt = self._begin(job)
+        for number, chunk in enumerate(job.chunks):
+            attempt.take(Staged(job.number, number, chunk.place))
+            self._send(Working(job.number))
+        return attempt
+
+    def _retrying(self, job: Job, action: Callable[[], _T], pauses: Sequence[float]) -> _T:
+        for pause in pauses:
+            try:
+                return action()
+            except MidstrideError as error:
+                if not isinstance(error, Unavailable) and not isinstance(error.__cause__, Unavailable):
+                    raise
+                _log.warning("step %d could not be saved: %s. Trying again in %g s", job.step, error, pause)
+                self._send(Retrying(job.number, error))
+            _sleep(pause)
+        return action()
+
+    def _compare(self, run: RunFolder, attempt: _Attempt, info: CheckpointInfo) -> Committed:
         attempt.raise_failure()
         saved = run.manifest(info)
         now = [(dtype, shape, lib, digest) for (dtype, shape, lib), digest in attempt.array_digests()]
         then = [(a.dtype, a.shape, a.lib, a.slices[0].digest if len(a.slices) == 1 else None) for a in saved.arrays]
         same_tree = attempt.job.tree_json == json.dumps(saved.tree, separators=(",", ":"), allow_nan=False)
-        if same_tree and now == then:
-            run.mark()
-            return Committed(attempt.job.number, info, run.view, fresh=False)
-        error = StepExists(
-            f"step {info.step} is saved already in {info.name}, with other content. Nothing was written; "
-            "pass overwrite=True to replace it"
-        )
-        return Failed(attempt.job.number, error)
+        if not same_tree or now != then:
+            raise StepExists(
+                f"step {info.step} is saved already in {info.name}, with other content. Nothing was written; "
+                "pass overwrite=True to replace it"
+            )
+        run.mark()
+        return Committed(attempt.job.number, info, run.view, fresh=False)
 
 
-def _publish(run: RunFolder, attempt: _Attempt, draft: Manifest) -> CheckpointInfo:
+def _commit(run: RunFolder, attempt: _Attempt, draft: Manifest) -> CheckpointInfo:
     try:
         info = run.publish(attempt.folder, draft, attempt.job.tree_json)
     except MidstrideError as error:
@@ -152,15 +219,6 @@ def _publish(run: RunFolder, attempt: _Attempt, draft: Manifest) -> CheckpointIn
             f"step {draft.step} was written but could not be published: {error}. Earlier checkpoints are untouched"
         ) from error
     attempt.keep()
-    try:
-        run.mark()
-    except MidstrideError as error:
-        # The checkpoint stays: with its manifest away and the mark perhaps in place, a run that lost
-        # nothing would look like one that lost everything.
-        raise CommitError(
-            f"step {draft.step} is stored as {info.name}, but the run's folder could not be marked: {error}. "
-            "The checkpoint can be restored; the next save tries again"
-        ) from error
     return info
 
 

@@ -73,22 +73,31 @@ class Lock(Protocol):
         ...
 
 
-@runtime_checkable
-class Storage(Protocol):
-    """One run's folder."""
+class ReadableStorage(Protocol):
+    """One run's folder, for those who may only look."""
 
     description: str
     """For messages: the path or address of the root."""
+
+    def list_folder(self, folder: str) -> list[Entry]:
+        """What the folder holds, in no order. ``NotFound`` if there is no such folder."""
+        ...
+
+    def open_file(self, name: str) -> ReadableFile:
+        """Open a regular file. Never follows a link out of the folder, never blocks on a pipe.
+        ``NotFound``, or ``StorageError`` for anything that is not a regular file."""
+        ...
+
+
+@runtime_checkable
+class Storage(ReadableStorage, Protocol):
+    """One run's folder."""
 
     block_bytes: int
     """Writes at multiples of this, from page-aligned memory, take the fast path."""
 
     def make_root(self) -> None:
         """Make the root and its missing ancestors where they are not there, and make their names durable."""
-        ...
-
-    def list_folder(self, folder: str) -> list[Entry]:
-        """What the folder holds, in no order. ``NotFound`` if there is no such folder."""
         ...
 
     def make_folder(self, folder: str) -> None:
@@ -98,11 +107,6 @@ class Storage(Protocol):
     def create_file(self, name: str, size: int) -> WritableFile:
         """Make a new file of exactly ``size`` bytes, with its space reserved where the storage can:
         a full disk is found here (``NoSpace``). ``StorageError`` if the name is taken."""
-        ...
-
-    def open_file(self, name: str) -> ReadableFile:
-        """Open a regular file. Never follows a link out of the folder, never blocks on a pipe.
-        ``NotFound``, or ``StorageError`` for anything that is not a regular file."""
         ...
 
     def rename(self, old: str, new: str) -> None:

@@ -10,6 +10,7 @@ import os
 import stat
 from contextlib import suppress
 
+from midstride import limits
 from midstride.errors import NoSpace, StorageError
 from midstride.limits import PAGE_BYTES
 from midstride.storage.base import Entry, Lock, ReadableFile, WritableFile
@@ -178,6 +179,8 @@ class _LocalWriter:
         self._size = size
         self._descriptor = -1
         self._direct = -1
+        self._unsynced = 0
+        """Bytes that went through the page cache since the last sync."""
         with told("make", path):
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
         try:
@@ -207,11 +210,14 @@ class _LocalWriter:
         view = data.cast("B") if data.format != "B" or data.ndim != 1 else data
         with told("write", self._path):
             done = self._write_direct(offset, view) if self._direct >= 0 and offset % PAGE_BYTES == 0 else 0
+            self._unsynced += len(view) - done
             while done < len(view):
                 count = os.pwrite(self._descriptor, view[done:], offset + done)
                 if not count:
                     raise OSError(errno.EIO, "the file system took no bytes")
                 done += count
+        if self._unsynced >= limits.UNSYNCED_BYTES:
+            self.sync()
 
     def _write_direct(self, offset: int, view: memoryview) -> int:
         """Write what can be written directly; return how many bytes from the start of ``view`` that was."""
@@ -249,6 +255,7 @@ class _LocalWriter:
         with told("sync", self._path):
             if not _full_sync(self._descriptor):
                 getattr(os, "fdatasync", os.fsync)(self._descriptor)
+        self._unsynced = 0
 
     def close(self) -> None:
         for descriptor in (self._descriptor, self._direct):

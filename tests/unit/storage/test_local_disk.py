@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import midstride as ms
+from midstride import limits
 from midstride.limits import PAGE_BYTES
 from midstride.storage import local
 from midstride.storage.local import LocalStorage
@@ -313,6 +314,30 @@ def test_where_fsync_is_not_enough_the_drive_is_told_too(
     storage.sync_folder("")
     assert asked == [51, 51]
     assert [name for name, _ in calls.log] == (["fdatasync", "fsync"] if code else [])
+
+
+def test_what_goes_through_the_page_cache_is_synced_in_lots(
+    storage: LocalStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "UNSYNCED_BYTES", 10_000)
+    monkeypatch.setattr(local, "_DIRECT", 0)
+    lots: list[int] = []
+    real, written = os.fdatasync, 0
+
+    def fdatasync(descriptor: int) -> None:
+        nonlocal written
+        lots.append(written)
+        written = 0
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fdatasync", fdatasync)
+    file = storage.create_file("file", 45_000)
+    for offset in range(0, 45_000, 3000):
+        written += 3000
+        file.write(offset, memoryview(bytes(3000)))
+    file.sync()
+    file.close()
+    assert lots == [12_000, 12_000, 12_000, 9000]
 
 
 def test_a_failed_sync_is_not_tried_again(storage: LocalStorage, monkeypatch: pytest.MonkeyPatch) -> None:
