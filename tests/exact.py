@@ -42,6 +42,9 @@ def assert_same(found: Any, wanted: Any, at: str = "state") -> None:
 
 
 def _typed(value: Any) -> tuple[str, str]:
+    if isinstance(value, tuple | frozenset):
+        parts = [str(_typed(part)) for part in value]
+        return type(value).__name__, str(parts if isinstance(value, tuple) else sorted(parts))
     return type(value).__name__, repr(value)
 
 

@@ -66,7 +66,8 @@ class Checkpointer:
         listeners: told of every save.
         existing: whether a folder with checkpoints that were not restored is an error or is written beside.
         fallback: whether ``restore()`` passes over a bad checkpoint for the one before.
-        max_failures: failed saves in a row that ``step()`` and ``save()`` tolerate without raising.
+        max_failures: failed saves in a row that ``step()`` and ``save()`` tolerate without raising. A save
+            fails when its storage stayed unavailable over several attempts, or at once when it cannot succeed.
         """
         _choice("busy", busy, ("skip", "wait"))
         _choice("engine", engine, ("thread",))

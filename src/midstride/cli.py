@@ -26,7 +26,6 @@ from rich.table import Table
 from midstride.errors import MidstrideError, NotCommitted, NotFound, RestoreError, StorageError
 from midstride.info import CheckpointInfo
 from midstride.reader import RunReader
-from midstride.restore.catalog import Catalog
 
 DAMAGED, USAGE, MISSING, UNREADABLE = 1, 2, 3, 4
 
@@ -44,9 +43,20 @@ def list_checkpoints(run: Run, as_json: AsJson = False) -> None:
     """List the checkpoints, the oldest first, and what else lies there."""
     catalog = RunReader(run).scan()
     if as_json:
-        _print_json(_catalog_data(catalog))
+        _print_json(
+            {
+                "run": catalog.run,
+                "checkpoints": [_info_data(info) for info in catalog.checkpoints],
+                "unusable": [
+                    {"name": entry.folder, "step": entry.step, "problem": str(entry.problem)}
+                    for entry in catalog.unusable
+                ],
+                "debris": sorted(catalog.debris),
+            }
+        )
     else:
-        _print_catalog(catalog)
+        unusable = [f"step {entry.step}: {entry.problem}" for entry in catalog.unusable]
+        _print_catalog(catalog.checkpoints, catalog.latest, unusable, sorted(catalog.debris))
     if catalog.unusable:
         raise typer.Exit(DAMAGED)
     if not catalog.ever_committed:
@@ -102,17 +112,6 @@ def _with_progress(
         return work(lambda nbytes: progress.advance(task, nbytes))
 
 
-def _catalog_data(catalog: Catalog) -> dict[str, Any]:
-    return {
-        "run": catalog.run,
-        "checkpoints": [_info_data(info) for info in catalog.checkpoints],
-        "unusable": [
-            {"name": entry.folder, "step": entry.step, "problem": str(entry.problem)} for entry in catalog.unusable
-        ],
-        "debris": sorted(catalog.debris),
-    }
-
-
 def _info_data(info: CheckpointInfo) -> dict[str, Any]:
     return {**asdict(info), "metrics": dict(info.metrics)}
 
@@ -132,19 +131,20 @@ def _print_json(data: Any) -> None:
     print(json.dumps(_strict(data), indent=2, allow_nan=False))
 
 
-def _print_catalog(catalog: Catalog) -> None:
+def _print_catalog(
+    checkpoints: list[CheckpointInfo], latest: CheckpointInfo | None, unusable: list[str], debris: list[str]
+) -> None:
     console = Console(markup=False, highlight=False)
-    latest = catalog.latest
     table = Table("step", "seq", "saved (UTC)", "size", "metrics", "folder")
-    for info in catalog.checkpoints:
+    for info in checkpoints:
         metrics = ", ".join(f"{name} {_number(value)}" for name, value in info.metrics.items())
         mark = " (latest)" if info is latest else ""
         row = (f"{info.step}{mark}", str(info.seq), info.created[:19], _size(info.nbytes), metrics, info.name)
         table.add_row(*row)
-    console.print(table if catalog.checkpoints else "no usable checkpoint")
-    for entry in catalog.unusable:
-        console.print(f"unusable: step {entry.step}: {entry.problem}", style="red", markup=False)
-    for name in sorted(catalog.debris):
+    console.print(table if checkpoints else "no usable checkpoint")
+    for problem in unusable:
+        console.print(f"unusable: {problem}", style="red", markup=False)
+    for name in debris:
         console.print(f"debris: {name} (of a save that never ended; the next save removes it)", markup=False)
 
 

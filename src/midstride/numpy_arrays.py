@@ -11,7 +11,7 @@ import numpy as np
 
 from midstride.adapters import ArrayLeaf, Destination, LiveObject, Report
 from midstride.dtypes import DTYPES, array_nbytes
-from midstride.errors import UnsupportedState
+from midstride.errors import StateMismatch, UnsupportedState
 from midstride.tree import Node, Path, Tree, pointer
 
 
@@ -67,7 +67,10 @@ class NumpyAdapter:
         if dtype == "float4_e2m1fn_x2":
             return _unpacked_fp4(shape)
         buffer = np.empty(array_nbytes(dtype, shape), np.uint8)
-        array = buffer.view(_little_endian(np.dtype(dtype))).reshape(shape)
+        try:
+            array = buffer.view(_little_endian(np.dtype(dtype))).reshape(shape)
+        except ValueError as error:  # too large but for a dimension of 0, which NumPy leaves out of its product
+            raise StateMismatch(f"NumPy has no {dtype} arrays of shape {list(shape)}") from error
         return Destination(buffer, lambda: array.astype(array.dtype.newbyteorder("="), copy=False))
 
     def fill(self, value: np.ndarray) -> Destination:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import pathlib
+import reprlib
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -23,6 +24,18 @@ from midstride.tree import MAX_DEPTH, ArrayRef, Node, Path, Tree, Value, is_hash
 
 MAX_DIMENSIONS = 62
 """Of an array: what NumPy can hold, less what a stored form may add."""
+
+
+MAX_KEY_BITS = 2048
+"""Of an int that is a key. Names are made of keys, and Python makes decimal text of no int that is longer
+than a limit, which can be set as low as 640 digits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Like:
+    """A template that takes whatever was saved; ``value`` only tells classes."""
+
+    value: Any
 
 
 class Stateful(Protocol):
@@ -152,9 +165,12 @@ def _check_key(key: Any, path: Path) -> None:
             key.encode()
         except UnicodeEncodeError:
             raise UnsupportedState(f"{pointer(path)}: the key {key!r} is not valid Unicode text") from None
-    elif type(key) not in (int, bool, float, type(None)):
+    elif type(key) is int:
+        if key.bit_length() > MAX_KEY_BITS:
+            raise UnsupportedState(f"{pointer(path)}: a key that is an int of over {MAX_KEY_BITS} bits cannot be saved")
+    elif type(key) not in (bool, float, type(None)):
         raise UnsupportedState(
-            f"{pointer(path)}: a key of type {type(key).__name__} ({key!r}) cannot be saved; "
+            f"{pointer(path)}: a key of type {type(key).__name__} ({reprlib.repr(key)}) cannot be saved; "
             "keys are str, int, bool, float, None or tuples of these"
         )
 
@@ -179,16 +195,25 @@ def _sequence(kind: str, extra: Callable[[Any], dict[str, Any] | None] = lambda 
 
 def _set(kind: str) -> Callable[..., Tree]:
     def visit(walk: _Walk, value: Any, path: Path) -> Tree:
-        # Sorted, so that equal sets have equal trees whatever the order of their hashes.
-        ordered = sorted(value, key=lambda item: (type(item).__name__, repr(item)))
-        children = walk.children(enumerate(ordered), path)
+        children = walk.children(enumerate(list(value)), path)
         if not all(map(is_hashable, children)):
             raise UnsupportedState(
                 f"{pointer(path) or '/'}: a {kind} whose members are arrays or objects cannot be saved; save a list"
             )
-        return Node(kind, children)
+        # Sorted, so that equal sets have equal trees whatever the order of their hashes.
+        return Node(kind, sorted(children, key=_rank))
 
     return visit
+
+
+def _rank(member: Tree) -> str:
+    if isinstance(member, Node):
+        return f"{member.kind} {member.type_name} ({', '.join(map(_rank, member.children))})"
+    value = member.value if isinstance(member, Value) else member
+    if isinstance(value, enum.Enum):
+        return f"{type_name(value)}.{value.name} {_rank(Value(value.value)) if value.name is None else ''}"
+    # An int may have no decimal text.
+    return f"{type_name(value)} {hex(value) if type(value) is int else repr(value)}"
 
 
 def _factory(value: defaultdict[Any, Any]) -> dict[str, Any]:

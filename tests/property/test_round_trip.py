@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import math
 import pathlib
 from collections import Counter, OrderedDict, defaultdict, deque
@@ -31,6 +32,22 @@ class Pair(NamedTuple):
 class Record:
     value: Any
     more: Any = None
+
+
+class Color(enum.Enum):
+    RED = "r"
+    BLUE = "b"
+
+
+class Object:
+    def __init__(self, state: Any) -> None:
+        self.state = state
+
+    def state_dict(self) -> Any:
+        return self.state
+
+    def load_state_dict(self, state: Any) -> None:
+        self.state = state
 
 
 _DTYPES = [
@@ -70,10 +87,16 @@ def tensors(draw: st.DrawFn) -> Any:
 keys = (
     st.text(max_size=4) | st.integers() | st.booleans() | st.none() | st.tuples(st.integers(0, 3), st.text(max_size=1))
 )
-hashable = st.none() | st.integers() | st.text(max_size=3) | st.tuples(st.integers(), st.binary(max_size=2))
+hashable = st.recursive(
+    st.none() | st.integers() | st.text(max_size=3) | st.binary(max_size=2) | st.sampled_from(Color),
+    lambda inner: (
+        st.lists(inner, max_size=2).map(tuple) | st.builds(Pair, inner, inner) | st.frozensets(inner, max_size=2)
+    ),
+    max_leaves=4,
+)
 leaves = (
     st.none() | st.booleans() | st.integers() | st.floats() | st.complex_numbers() | st.text(max_size=5) | st.binary(max_size=5)
-    | st.integers(-(2**200), 2**200) | st.sampled_from([np.float32(0.1), np.int64(-3), np.bool_(True), pathlib.Path("a")])
+    | st.integers(-(2**200), 2**200) | st.sampled_from([np.float32(0.1), np.int64(-3), np.bool_(True), pathlib.Path("a")]) | st.sampled_from(Color)
     | arrays() | tensors()
 )  # fmt: skip
 
@@ -107,7 +130,11 @@ def plain(value: Any) -> Any:
         return {"value": plain(value.value), "more": plain(value.more)}
     if isinstance(value, Pair):
         return tuple(map(plain, value))
-    if isinstance(value, Counter | set | frozenset):
+    if isinstance(value, Color):
+        return value.value
+    if isinstance(value, set | frozenset):
+        return type(value)(map(plain, value))
+    if isinstance(value, Counter):
         return value
     if isinstance(value, defaultdict):
         return defaultdict(value.default_factory, {key: plain(part) for key, part in value.items()})
@@ -141,6 +168,16 @@ def test_with_a_template(state: dict[Any, Any]) -> None:
     back = _round_trip(state, lambda ckpt: ckpt.restore(state))
     assert_same(back, state)
     assert_same(_round_trip(back, lambda ckpt: ckpt.restore(state)), state)
+
+
+@given(states)
+@settings(max_examples=100)
+def test_in_the_state_of_an_object(state: dict[Any, Any]) -> None:
+    """What it gets has the classes of its present state."""
+    live = Object(state)
+    _round_trip({"object": Object(state)}, lambda ckpt: ckpt.restore({"object": live}))
+    assert live.state is not state
+    assert_same(live.state, state)
 
 
 @given(states)

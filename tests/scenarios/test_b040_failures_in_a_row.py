@@ -1,7 +1,7 @@
-"""How many failed saves in a row a run tolerates is said with ``max_failures``; more are raised, and all are counted.
+"""A fault that passes is ridden out: a save is tried again, after longer and longer pauses, from the staged snapshot.
 
-A failed save is not tried again by itself: the next due one is, with the state of its own step. One
-success ends a row of failures. The age of the last commit is there to see.
+How many saves that fail all the same a run tolerates in a row is said with ``max_failures``; more are
+raised, and all are counted. The age of the last commit is there to see.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from midstride.storage import open_storage
 
 
 class _Flaky:
-    """Fails the writes of these steps."""
+    """Fails every write of these steps."""
 
     def __init__(self, steps: Any) -> None:
         self.steps = steps
@@ -47,6 +47,51 @@ def _run(ckpt: ms.Checkpointer, steps: range) -> int:
 
 def _checkpointer(path: Path, failing: Any, **options: Any) -> ms.Checkpointer:
     return ms.Checkpointer(HookedStorage(open_storage(path), _Flaky(failing)), every=1, busy="wait", **options)
+
+
+class _FewFaults:
+    """Fails the next few writes, whatever they are of."""
+
+    def __init__(self, count: int) -> None:
+        self.left = count
+
+    def __call__(self, operation: str, name: str) -> None:
+        if operation == "write" and name.startswith("step-") and self.left:
+            self.left -= 1
+            raise Unavailable("injected: try again later")
+
+
+@pytest.mark.parametrize("faults", [1, 3])
+def test_faults_that_pass(tmp_path: Path, faults: int, pauses: list[float]) -> None:
+    storage = HookedStorage(open_storage(tmp_path), _FewFaults(faults))
+    with ms.Checkpointer(storage, every=1, busy="wait") as ckpt:
+        assert _run(ckpt, range(1, 4)) == 3
+        ckpt.wait()
+        statistics = ckpt.statistics()
+    assert (statistics.saves_retried, statistics.saves_failed) == (faults, 0)
+    assert pauses == [0.5, 2.0, 8.0][:faults]
+    assert [(ms.open(tmp_path).load(step)["w"] == step).all() for step in (1, 2, 3)] == [True] * 3
+
+
+def test_five_faults_in_a_row(tmp_path: Path, pauses: list[float]) -> None:
+    """Four attempts are what a save has; the next save needs two."""
+    storage = HookedStorage(open_storage(tmp_path), _FewFaults(5))
+    with ms.Checkpointer(storage, every=1, busy="wait", max_failures=1) as ckpt:
+        assert _run(ckpt, range(1, 4)) == 3
+        ckpt.wait()
+        assert ckpt.statistics().saves_failed == 1
+    assert pauses == [0.5, 2.0, 8.0, 0.5]
+    assert [info.step for info in ms.open(tmp_path).checkpoints()] == [2, 3]
+
+
+def test_the_state_may_change_while_a_save_is_tried_again(tmp_path: Path) -> None:
+    state = {"w": np.zeros(1000)}
+    storage = HookedStorage(open_storage(tmp_path), _FewFaults(3))
+    with ms.Checkpointer(storage) as ckpt:
+        pending = ckpt.save(7, state)
+        state["w"][:] = 9
+        pending.result()
+    assert (ms.open(tmp_path).load()["w"] == 0).all()
 
 
 def test_raise_at_once(tmp_path: Path) -> None:

@@ -5,9 +5,10 @@ like one."""
 from __future__ import annotations
 
 import dataclasses
+import enum
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,6 +39,20 @@ class Config:
 @dataclasses.dataclass(frozen=True, slots=True)
 class Frozen:
     value: Any
+
+
+class Color(enum.Enum):
+    RED = 1
+    BLUE = 2
+
+
+class Level(enum.IntEnum):
+    LOW = 1
+
+
+class Flags(enum.Flag):
+    A = 1
+    B = 2
 
 
 def _missing() -> str:
@@ -139,3 +154,162 @@ def test_no_class_is_imported_by_its_name(tmp_path: Path) -> None:
     restored = restore(tmp_path)
     assert_same(restored.state, {"gone": (1,)})
     assert restored.types == {"/gone": "vanished:Gone"}
+
+
+_SET = {
+    Color.RED,
+    Level.LOW,
+    (Color.BLUE, 1.0),
+    Point(1, Point("a", None)),
+    Flags.A | Flags.B,
+    frozenset({Color.RED}),
+    "x",
+    7,
+}
+
+
+@pytest.mark.parametrize("kind", [set, frozenset])
+def test_members_of_sets(tmp_path: Path, kind: type) -> None:
+    save(tmp_path, {"set": kind(_SET)})
+    # The very members, or members of the same classes.
+    others = {Color.BLUE, Level.LOW, (Point(0, 0), "other"), Flags.A}
+    for template in (_SET, others, {*_SET, Color.BLUE, Other(1, 2)}):
+        back = restore(tmp_path, {"set": kind(template)}).state["set"]
+        assert type(back) is kind
+        assert_same(back, kind(_SET))
+        assert sorted(map(_classes, back)) == sorted(map(_classes, _SET))
+    # Empty, it has nothing to tell: plain forms.
+    for template in (set(), None):
+        back = restore(tmp_path, {"set": kind(template) if template is not None else None}).state["set"]
+        assert back == {1, (2, 1.0), (1, ("a", None)), 3, frozenset({1}), "x", 7}
+    # A class that no member of the state's set has is told, and what has it is not passed off as plain.
+    for template, lost in (({Color.RED, Level.LOW, Flags.B}, "Point"), ({1}, "Color"), ({Point(1, 2)}, "Level")):
+        with pytest.raises(ms.StateMismatch, match=f"/set/\\d: the checkpoint has .*:{lost}.* no member of that class"):
+            restore(tmp_path, {"set": kind(template)})
+
+
+def _classes(member: Any) -> str:
+    parts = sorted(map(_classes, member)) if isinstance(member, tuple | frozenset) else []
+    return f"{type(member).__qualname__} {parts}"
+
+
+def test_members_that_only_look_alike_are_kept_apart(tmp_path: Path) -> None:
+    other = enum.Enum("Color", {"RED": 1, "BLUE": 2}, module="elsewhere")
+    assert {Color.RED, other.RED} == {other.RED, Color.RED} and Color.RED is not other.RED
+    save(tmp_path, {"set": {Color.RED, other.BLUE, 1.0, PureWindowsPath("a")}})
+    template = {Color.BLUE, other.RED, True, PureWindowsPath("b")}
+    back = restore(tmp_path, {"set": template}).state["set"]
+    assert back == {Color.RED, other.BLUE, 1.0, PureWindowsPath("a")}
+    assert_same(back, {Color.RED, other.BLUE, 1.0, PureWindowsPath("a")})  # 1.0, and not the True of the template
+    # A class under another name (as after a move) is known by a member of equal content, and by nothing less.
+    moved = restore(tmp_path, {"set": {Color.RED, Color.BLUE, PureWindowsPath("b")}}).state["set"]
+    assert moved == {Color.RED, Color.BLUE, 1.0, PureWindowsPath("a")}
+    with pytest.raises(ms.StateMismatch, match=r"elsewhere:Color\.BLUE"):
+        restore(tmp_path, {"set": {Color.RED, enum.Enum("Color", {"BLUE": 7}).BLUE}})
+
+
+class Stateful:
+    def __init__(self, state: Any) -> None:
+        self.state = state
+        self.asked = 0
+
+    def state_dict(self) -> Any:
+        self.asked += 1
+        if isinstance(self.state, Exception):
+            raise self.state
+        return self.state
+
+    def load_state_dict(self, state: Any) -> None:
+        self.state = state
+
+
+def _inner() -> dict[str, Any]:
+    return {
+        "phase": Color.BLUE,
+        "history": [Color.RED, Point(1, Color.RED), {"deep": (Color.BLUE, [Other(np.arange(2), 1)])}],
+        "by step": {3: Frozen(Color.RED), 4: Frozen((1, 2))},
+        "missing": defaultdict(_missing, {"a": Color.RED}),
+        "seen": {Color.RED, (Level.LOW, "x")},
+        "queue": deque([Point(1, 2)], maxlen=4),
+        "raw": bytearray(b"ab"),
+        "path": PureWindowsPath("a"),
+        "config": Config(1, np.ones(2), Config(2, None, Color.BLUE)),
+        "numbers": [1, 2.5, True, None],
+    }
+
+
+def test_values_in_the_state_of_an_object(tmp_path: Path) -> None:
+    save(tmp_path, {"object": Stateful(_inner()), "nested": [{"x": Stateful((Color.RED, {"y": Point(1, 2)}))}]})
+    present = {
+        **_inner(),
+        "phase": Color.RED,
+        "history": [Color.BLUE, Point(0, Level.LOW), {"deep": (Color.RED, [Other(np.zeros(1), 0)])}, 4],
+        "by step": {9: Frozen(0)},
+        "seen": {Color.BLUE, Level.LOW},
+        "queue": deque(maxlen=9),
+        "raw": bytearray(),
+        "path": PureWindowsPath(),
+        "config": Config(0, None, Config(0, None, Color.RED)),
+        "numbers": [2.0, None, 1, 1],
+    }
+    live = Stateful(present)
+    nested = Stateful((Color.BLUE, {"y": Point(0, 0)}))
+    restored = restore(tmp_path, {"object": live, "nested": [{"x": nested}]})
+    assert restored.warnings == ()
+    assert_same(live.state, _inner())
+    assert live.state["missing"]["never seen"] == "new"
+    assert_same(nested.state, (Color.RED, {"y": Point(1, 2)}))
+    assert_same(present["history"][1], Point(0, Level.LOW))  # the present state is only looked at
+
+
+def test_what_the_present_state_does_not_tell_is_plain(tmp_path: Path) -> None:
+    class Size(NamedTuple):
+        x: Any
+        y: Any
+
+    saved = {"a": Color.RED, "b": Point(1, 2), "c": Frozen(1), "d": 1.5}
+    plain = {"a": 1, "b": (1, 2), "c": {"value": 1}, "d": 1.5}
+    save(tmp_path, {"object": Stateful(saved)})
+    # Other classes at other places, a class of the same fields among them, are no ground to give one.
+    for present in ({}, None, {"e": Size(1, 2), "f": Level.LOW}, ["other"], {"a": 3, "b": [1], "c": "text"}):
+        live = Stateful(present)
+        restore(tmp_path, {"object": live})
+        assert_same(live.state, plain)
+    # The classes that were saved, at whatever place.
+    live = Stateful([Frozen(0), {Color.BLUE: 1}, (Color.BLUE, Point(0, 0))])
+    restore(tmp_path, {"object": live})
+    assert_same(live.state, saved)
+
+
+def test_an_object_is_asked_for_its_state_only_where_classes_need_it(tmp_path: Path) -> None:
+    """To ask may cost: a loader starts its workers."""
+    save(tmp_path, {"plain": Stateful({"x": [1, "a", {2.0}, OrderedDict(a=(None,))]}), "classes": Stateful(Color.RED)})
+    live = {"plain": Stateful({}), "classes": Stateful(ValueError("not begun"))}
+    restored = restore(tmp_path, live)
+    assert live["plain"].asked == 0 and live["classes"].asked == 1
+    assert live["classes"].state == 1
+    (warning,) = restored.warnings
+    assert warning.startswith("/classes: ") and "not begun" in warning
+
+
+def test_values_at_places_that_a_mapping_gets_anew(tmp_path: Path) -> None:
+    save(tmp_path, {"default": defaultdict(list, {"a": [Point(1, 2)], "b": [Point(3, Color.RED)]})})
+    back = restore(tmp_path, {"default": defaultdict(list, {"a": [Point(0, 0)]})}).state
+    assert_same(back, {"default": defaultdict(list, {"a": [Point(1, 2)], "b": [Point(3, 1)]})})
+
+
+def test_a_bytearray(tmp_path: Path) -> None:
+    save(tmp_path, {"raw": bytearray(b"x"), "text": "a", "path": Path("p")})
+    assert_same(restore(tmp_path, {"raw": bytearray(), "text": "", "path": Path()}).state["raw"], bytearray(b"x"))
+    for key, template in {"text": bytearray(), "path": "", "raw": Path()}.items():
+        with pytest.raises(ms.StateMismatch, match=f"/{key}: "):
+            restore(tmp_path, {key: template}, only=key)
+
+
+def test_an_object_that_is_wanted_as_its_state_dict(tmp_path: Path) -> None:
+    state = {"seen": {Color.RED, 2}, "number": 1.5, "list": [Color.RED]}
+    save(tmp_path, {"object": Stateful(state)})
+    back = restore(tmp_path, {"object": {"seen": {Color.BLUE}, "number": 1, "list": []}}).state["object"]
+    assert_same(back, {**state, "list": [1]})
+    back = restore(tmp_path, {"object": {"seen": {3}, "number": 1, "list": [None]}}).state["object"]
+    assert_same(back, {"seen": {1, 2}, "number": 1.5, "list": [1]})  # no error: an object's state may change

@@ -78,7 +78,7 @@ def test_all_differences_at_once_and_nothing_is_touched(tmp_path: Path) -> None:
     live = torch.nn.Linear(2, 4)
     before = live.weight.clone()
     with pytest.raises(ms.StateMismatch) as caught:
-        restore(tmp_path, {"model": live, "n": np.ones(2, np.float64), "s": np.float64(1)}, cast=True)
+        restore(tmp_path, {"model": live, "n": np.ones(2, np.float64), "s": "text"}, cast=True)
     for place in ("/model/weight", "/model/bias", "/n", "/s"):
         assert f"\n  {place}: " in str(caught.value)
     assert torch.equal(live.weight, before)
@@ -113,3 +113,21 @@ def test_python_numbers_come_back_as_they_were_saved(tmp_path: Path) -> None:
     for template in ({"lr": "text"}, {"lr": np.zeros(1)}, {"lr": [1]}):
         with pytest.raises(ms.StateMismatch, match="/lr: "):
             restore(tmp_path, template, only="lr")
+
+
+@pytest.mark.parametrize("shape", [(0, 2**62), (2**61, 0, 5)])
+def test_a_shape_that_numpy_has_not(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    """Without elements, and yet too large for NumPy: PyTorch has such tensors."""
+    save(tmp_path, {"a/b": [torch.empty(shape), torch.ones(2)], "fine": 1})
+    reader = ms.open(tmp_path)
+    for call in (
+        lambda: restore(tmp_path),
+        lambda: restore(tmp_path, {"a/b": [], "fine": 1}),
+        lambda: reader.load(only="/a~1b/0"),
+    ):
+        with pytest.raises(ms.StateMismatch, match=rf"/a~1b/0: .*{re.escape(str(list(shape)))}") as caught:
+            call()
+        assert "only=" in str(caught.value) and "torch" in str(caught.value)
+    back = restore(tmp_path, {"a/b": [torch.empty(shape), torch.zeros(2)], "fine": 0}).state
+    assert back["a/b"][0].shape == shape and back["a/b"][1].tolist() == [1, 1]
+    assert_same(reader.load(only=["/a~1b/1", "fine"]), {"a/b": [np.ones(2, "f4")], "fine": 1})

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import enum
+import sys
 from collections import OrderedDict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -85,6 +88,49 @@ def test_the_walk_is_of_one_moment() -> None:
 def test_equal_sets_have_equal_trees() -> None:
     items = [str(n) for n in range(50)]
     assert encode_tree(walk(set(items)).tree) == encode_tree(walk(set(reversed(items))).tree)
+
+
+class _Huge(enum.Enum):
+    A = 7**20000
+    B = -(7**20000)
+
+
+_MEMBERS = {7**20000, -(7**20000), (7**20000, "a"), frozenset({7**20001}), 3, "3", _Huge.A, _Huge.B, (_Huge.A,)}
+
+
+def test_ints_of_any_size_in_sets(tmp_path: Path) -> None:
+    with ms.Checkpointer(tmp_path) as ckpt:
+        ckpt.save(1, {"set": _MEMBERS}).result(60)
+        back = ckpt.restore({"set": _MEMBERS})
+        assert back is not None and back.state["set"] == _MEMBERS
+    plain = ms.open(tmp_path).load()["set"]
+    assert plain == {7**20000, -(7**20000), (7**20000, "a"), frozenset({7**20001}), 3, "3", (7**20000,)}
+
+
+@pytest.mark.parametrize("key", [7**20000, -(7**20000), (1, (7**20000,)), 2**2048, _Huge.A, (1, _Huge.A)], ids=range(6))
+def test_keys_that_have_no_text_are_refused(key: Any) -> None:
+    with pytest.raises(UnsupportedState, match="^/a/b: a key .*cannot be saved"):
+        walk({"a": {"b": {1: 2, key: 1}}})
+
+
+def test_the_largest_keys(tmp_path: Path) -> None:
+    limit = sys.get_int_max_str_digits()
+    sys.set_int_max_str_digits(640)  # the least that Python can be set to
+    try:
+        state = {"x": {2**2048 - 1: np.ones(1), (1 - 2**2048,): np.zeros(1)}}
+        with ms.Checkpointer(tmp_path) as ckpt:
+            ckpt.save(1, state).result(60)
+            back = ckpt.restore()
+        assert back is not None and list(back.state["x"]) == list(state["x"])
+    finally:
+        sys.set_int_max_str_digits(limit)
+
+
+def test_equal_sets_of_sets_have_equal_trees() -> None:
+    def made(order: Any) -> set[Any]:
+        return {frozenset(order(map(str, range(n, n + 9)))) for n in order(range(9))}
+
+    assert encode_tree(walk(made(list)).tree) == encode_tree(walk(made(lambda items: list(items)[::-1])).tree)
 
 
 def _nested(levels: int) -> Any:

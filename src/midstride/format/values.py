@@ -18,6 +18,7 @@ import ml_dtypes  # noqa: F401  (registers its dtypes with NumPy)
 import numpy as np
 
 from midstride.errors import CorruptCheckpoint, UnsupportedState
+from midstride.state import MAX_KEY_BITS
 from midstride.tree import (
     CONTAINER_KINDS,
     MAX_DEPTH,
@@ -151,8 +152,8 @@ def _decode(data: Any, depth: int) -> Tree:
         items = data["items"]
     if type(items) is not list or (kind == "object" and len(items) != 1):
         raise ValueError(f"the children of a {kind}")
-    if keys is not None:
-        hash(tuple(keys))
+    for key in keys or ():
+        _check_key(key)
     if kind in ("set", "frozenset") and keys is not None:
         raise ValueError("a set has no keys")
     extra = {key: _decode_note(value) for key, value in data["extra"].items()} if "extra" in data else None
@@ -165,6 +166,15 @@ def _decode(data: Any, depth: int) -> Tree:
     if kind == "deque" and not _is_length((extra or {}).get("maxlen")):
         raise ValueError("the length of a deque")
     return Node(kind, children, keys, named_type, extra)
+
+
+def _check_key(key: Any) -> None:
+    if type(key) is tuple:
+        for part in key:
+            _check_key(part)
+    elif type(key) is int and key.bit_length() > MAX_KEY_BITS:
+        raise ValueError("a key that is too large an int")
+    hash(key)
 
 
 def _is_length(value: Any) -> bool:

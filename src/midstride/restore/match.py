@@ -8,55 +8,32 @@ bytes are there.
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
 import difflib
 import enum
+import functools
 import pathlib
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
-from midstride.adapters import ArrayAdapter, ArrayLeaf, Destination, LiveObject, Report, adapter_for, adapter_of_lib
-from midstride.dtypes import DTYPES, array_nbytes
-from midstride.errors import StateMismatch, UnsupportedState
+from midstride.adapters import ArrayAdapter, LiveObject, Report, adapter_for
+from midstride.errors import UnsupportedState
 from midstride.format.manifest import Manifest
 from midstride.format.values import StoredEnum
+from midstride.restore.classes import Classes, enum_member, likenesses, needs_classes, typed_key, with_fields
+from midstride.restore.fill import ArrayFiller, Build, Fill, report_difference
 from midstride.restore.plain import plain_container, plain_value
 from midstride.restore.select import Index
-from midstride.state import is_named_tuple, is_stateful
+from midstride.state import Like, is_named_tuple, is_stateful
 from midstride.tree import MAPPING_KINDS, ArrayRef, Node, Path, Tree, Value, pointer, type_name
 
-Build = Callable[[], Any]
-"""Called when all bytes are there: gives the value of one place of the state."""
+__all__ = ["ANYTHING", "Fill", "Matcher"]
 
-
-class _Anything:
-    """The template of a place that takes whatever was saved."""
-
-
-ANYTHING = _Anything()
-
-
-@dataclass(slots=True)
-class Fill:
-    """Where bytes must go, and how the state is put together afterwards."""
-
-    destinations: list[tuple[int, Destination, int]] = field(default_factory=list)
-    """Array number, where it goes, and the byte of it that the buffer begins with. One array may go
-    to several places."""
-    loads: list[Callable[[], None]] = field(default_factory=list)
-    """Give the objects their state back, in the order of the state."""
-    last_loads: list[Callable[[], None]] = field(default_factory=list)
-    """The same for objects that must come last: random state, which others may consume."""
-    build: Build = lambda: None
-
-    @property
-    def in_place(self) -> bool:
-        return any(destination.in_place for _, destination, _ in self.destinations)
+ANYTHING = Like(None)
+"""The template of a place that takes whatever was saved, in its plain form."""
 
 
 class Matcher:
@@ -64,23 +41,28 @@ class Matcher:
 
     def __init__(self, manifest: Manifest, report: Report, *, cast: bool, parts: Mapping[int, Index]) -> None:
         """``parts``: arrays of which only a part is wanted."""
-        self._arrays = manifest.arrays
         self._report = report
-        self._cast = cast
-        self._parts = parts
         # Below an object, arrays without a template come back in the library they were saved from.
         self._native = False
+        # In the state of an object, what no value tells the class of comes in its plain form.
+        self._in_object = False
         self._fill = Fill()
+        self._arrays = ArrayFiller(manifest.arrays, self._fill, report, cast=cast, parts=parts)
         self._objects: list[LiveObject] = []
-        self._whole: dict[tuple[int, bool], Build] = {}
-        self._tied: dict[tuple[int, tuple[Any, ...]], Build] = {}
-        self._by_memory: dict[tuple[Any, ...], int] = {}
         self._alive: list[Any] = []
 
     def match(self, template: Any, tree: Tree, whole: Any = None) -> Fill:
         """Differences go to the report; the fill is of use only if there are no problems.
 
         ``whole`` is the state that the template is a part of: its modules name parameters.
+
+        What is compared: names, the kinds of containers, the shapes and dtypes of arrays, the classes
+        of values. A number comes back as it was saved, whatever number the template has: nothing is
+        converted, and a rate that began as 1 is 0.1 after a while.
+
+        Not compared: a place where the template has None; a number, text or bytes where the checkpoint
+        has None; the content of an empty container; members of a list of values that has another
+        length; new keys of a ``defaultdict`` or ``Counter``.
         """
         self._collect_objects(template if whole is None else whole, ())
         self._fill.build = self._visit(template, tree, (), in_place=False)
@@ -102,8 +84,10 @@ class Matcher:
     # One place.
 
     def _visit(self, template: Any, tree: Tree, path: Path, *, in_place: bool) -> Build:
-        if template is ANYTHING or template is None:
-            return self._plain(tree, path)
+        if template is None:
+            template = ANYTHING
+        if isinstance(template, Like):
+            return self._anything(tree, path, template.value, Classes(template.value))
         adapter = adapter_for(type(template))
         if adapter is not None:
             try:
@@ -112,7 +96,9 @@ class Matcher:
                 self._report.problems.append(str(error))
                 return lambda: None
             if leaf is not None:
-                return self._array(adapter, template, leaf, tree, path, in_place=in_place)
+                if isinstance(tree, ArrayRef):
+                    return self._arrays.like(adapter, template, leaf, tree.index, path, in_place=in_place)
+                return self._wrong(path, f"holds {_what(tree)}", f"an array {leaf.dtype}{list(leaf.shape)}")
         if is_stateful(template):
             return self._object(adapter, template, tree, path)
         if isinstance(template, (dict, list, tuple, deque, set, frozenset)):
@@ -123,96 +109,28 @@ class Matcher:
 
     def _value(self, template: Any, tree: Tree, path: Path) -> Build:
         if not isinstance(tree, Value):
-            self._wrong(path, f"holds {_what(tree)}", type_name(template))
-            return lambda: None
+            return self._wrong(path, f"holds {_what(tree)}", type_name(template))
         value = tree.value
+        if type(value) is type(template):
+            return lambda: value
         if isinstance(template, enum.Enum):
-            return self._enum(type(template), value, path)
-        numbers = (int, float, complex, bool)
-        if (isinstance(template, numbers) and not isinstance(value, (*numbers, np.generic)) and value is not None) or (
-            isinstance(template, (str, bytes)) and type(value) is not type(template) and value is not None
-        ):
-            self._wrong(path, f"holds {_what(tree)}", type_name(template))
-        elif isinstance(template, np.generic) and isinstance(value, np.generic) and template.dtype != value.dtype:
-            self._wrong(path, f"has dtype {value.dtype}", str(template.dtype))
+            member = enum_member(type(template), value)
+            if member is None:
+                return self._wrong(path, f"holds {_what(tree)}", f"a member of {type_name(template)}")
+            return lambda: member
+        if value is None:
+            return lambda: None
+        if _is_number(template):
+            return (
+                (lambda: value) if _is_number(value) else self._wrong(path, f"holds {_what(tree)}", type_name(template))
+            )
+        if isinstance(template, bytearray) and type(value) is bytes:
+            return lambda: bytearray(value)
         if isinstance(template, pathlib.PurePath) and isinstance(value, pathlib.PurePath):
             return lambda: type(template)(value)
+        if _is_number(template) or isinstance(template, (str, bytes, bytearray, pathlib.PurePath)):
+            return self._wrong(path, f"holds {_what(tree)}", type_name(template))
         return lambda: plain_value(value)
-
-    def _enum(self, cls: type[enum.Enum], value: Any, path: Path) -> Build:
-        if isinstance(value, StoredEnum) and value.name in cls.__members__:
-            return lambda: cls[str(value.name)]
-        if isinstance(value, StoredEnum) and issubclass(cls, enum.Flag) and isinstance(value.value, int):
-            with contextlib.suppress(ValueError):  # several flags together, or none, have a value and no name
-                flags = cls(value.value)
-                return lambda: flags
-        self._wrong(path, f"holds {getattr(value, 'name', value)!r}", f"a member of {cls.__qualname__}")
-        return lambda: None
-
-    def _array(
-        self, adapter: ArrayAdapter, template: Any, leaf: ArrayLeaf, tree: Tree, path: Path, *, in_place: bool
-    ) -> Build:
-        if not isinstance(tree, ArrayRef):
-            self._wrong(path, f"holds {_what(tree)}", f"an array {leaf.dtype}{list(leaf.shape)}")
-            return lambda: None
-        saved = self._arrays[tree.index]
-        if saved.shape != leaf.shape:
-            self._wrong(path, f"has shape {list(saved.shape)}", f"{list(leaf.shape)}")
-            return lambda: None
-        if saved.dtype != leaf.dtype:
-            return self._cast_array(adapter, template, leaf, tree.index, path, in_place=in_place)
-        if not in_place:
-            return self._new_like(adapter, template, leaf, tree.index)
-        return self._in_place(adapter, template, leaf, tree.index, path)
-
-    def _new_like(self, adapter: ArrayAdapter, template: Any, leaf: ArrayLeaf, index: int) -> Build:
-        """A new array; one for all places of the template that are one memory and were one array."""
-        if leaf.address is None:
-            return self._destination(index, adapter.new_array(leaf.dtype, leaf.shape, template))
-        key = (index, adapter.memory_key(template))
-        if key not in self._tied:
-            self._tied[key] = _once(self._destination(index, adapter.new_array(leaf.dtype, leaf.shape, template)))
-            self._alive.append(template)
-        return self._tied[key]
-
-    def _in_place(self, adapter: ArrayAdapter, template: Any, leaf: ArrayLeaf, index: int, path: Path) -> Build:
-        memory = adapter.memory_key(template) if leaf.address is not None else None
-        if memory is not None and memory in self._by_memory:
-            other = self._by_memory[memory]
-            if other != index and _digests(self._arrays[other]) != _digests(self._arrays[index]):
-                self._report.problems.append(
-                    f"{pointer(path)}: shares its memory with another array here (tied), but the checkpoint has "
-                    "two different arrays for them"
-                )
-            return lambda: template
-        destination = adapter.fill(template)
-        if memory is not None:
-            self._by_memory[memory] = index
-            self._alive.append(template)
-        return self._destination(index, destination)
-
-    def _destination(self, index: int, destination: Destination, first: int = 0) -> Build:
-        self._fill.destinations.append((index, destination, first))
-        return destination.finish
-
-    def _cast_array(
-        self, adapter: ArrayAdapter, template: Any, leaf: ArrayLeaf, index: int, path: Path, *, in_place: bool
-    ) -> Build:
-        saved = self._arrays[index].dtype
-        if not self._cast or _number_kind(saved) != _number_kind(leaf.dtype):
-            hint = " (cast=True converts it)" if _number_kind(saved) == _number_kind(leaf.dtype) else ""
-            self._wrong(path, f"has dtype {saved}", leaf.dtype + hint)
-            return lambda: None
-        destination = adapter.new_array(saved, leaf.shape)
-        build = self._destination(index, destination)
-
-        def convert() -> Any:
-            array = build()
-            if "int" in saved and not _ints_fit(destination.buffer, saved, leaf.dtype):
-                raise StateMismatch(f"{pointer(path)}: {saved} values of the checkpoint do not fit {leaf.dtype}")
-            return adapter.convert(array, template, in_place=in_place)
-
-        return convert
 
     def _object(self, adapter: ArrayAdapter | None, template: Any, tree: Tree, path: Path) -> Build:
         if isinstance(tree, Node) and tree.kind == "object":
@@ -220,17 +138,16 @@ class Matcher:
         elif isinstance(tree, Node):  # saved as the object's state_dict() rather than the object
             saved = Node("object", [tree])
         else:
-            self._wrong(path, f"holds {_what(tree)}", f"the state of a {type_name(template)}")
-            return lambda: None
+            return self._wrong(path, f"holds {_what(tree)}", f"the state of a {type_name(template)}")
         special = adapter is not None and adapter.is_object(template)
+        inner, expected = saved.children[0], None
         if special and adapter is not None:
             inner, expected = adapter.fit(template, saved, self._objects, self._report)
             self._alive.append(expected)
-        else:
-            inner, expected = saved.children[0], None
-        native, self._native = self._native, True
-        state = self._visit(ANYTHING if expected is None else expected, inner, path, in_place=expected is not None)
-        self._native = native
+        if expected is None:
+            expected = Like(self._present_state(template, inner, path))
+        with self._state_of_object(native=True):
+            state = self._visit(expected, inner, path, in_place=True)
         strict = self._report.strict
 
         def load() -> None:
@@ -242,28 +159,49 @@ class Matcher:
         (self._fill.last_loads if getattr(template, "restore_last", False) else self._fill.loads).append(load)
         return lambda: template
 
+    @contextlib.contextmanager
+    def _state_of_object(self, *, native: bool) -> Iterator[None]:
+        before = self._native, self._in_object
+        self._native, self._in_object = native or self._native, True
+        try:
+            yield
+        finally:
+            self._native, self._in_object = before
+
+    def _present_state(self, template: Any, saved: Tree, path: Path) -> Any:
+        """An object's state as it is now, for the classes in it; None where nothing saved has need of them.
+
+        Not asked for without need: to answer, a loader may start its workers.
+        """
+        if not needs_classes(saved):
+            return None
+        try:
+            return template.state_dict()
+        except Exception as error:  # it may have none before it is loaded
+            self._report.warnings.append(
+                f"{pointer(path) or '/'}: the object could not tell the classes in its state ({error!r}); "
+                "it gets values in their plain forms"
+            )
+            return None
+
+    # Containers.
+
     def _container(self, template: Any, tree: Tree, path: Path, *, in_place: bool) -> Build:
-        if isinstance(tree, Node) and tree.kind == "object" and isinstance(template, dict):
-            tree = tree.children[0]  # saved as an object, wanted as its state_dict()
+        if isinstance(template, dict) and isinstance(tree, Node) and tree.kind == "object":
+            with self._state_of_object(native=False):  # saved as an object, wanted as its state_dict()
+                return self._container(template, tree.children[0], path, in_place=in_place)
         kind = _kind(template)
         if not isinstance(tree, Node) or not _same_family(tree.kind, kind):
-            self._wrong(path, f"holds {_what(tree)}", f"a {type(template).__name__}")
-            return lambda: None
+            return self._wrong(path, f"holds {_what(tree)}", f"a {type(template).__name__}")
         if isinstance(template, dict):
             return self._mapping(template, tree, path, in_place=in_place)
         if is_named_tuple(template) and tree.keys != list(template._fields):
-            self._wrong(path, f"has the fields {tree.keys}", f"{list(template._fields)}")
-            return lambda: None
-        if (
-            kind in ("set", "frozenset")
-            or not template
-            or (len(template) != len(tree.children) and _no_arrays(template))
-        ):
-            plain = [self._plain(child, (*path, n)) for n, child in enumerate(tree.children)]
-            return lambda: _rebuild(template, [build() for build in plain])
-        if len(template) != len(tree.children):
-            self._wrong(path, f"has {len(tree.children)} items", str(len(template)))
-            return lambda: None
+            return self._wrong(path, f"has the fields {tree.keys}", f"{list(template._fields)}")
+        other_length = len(template) != len(tree.children)
+        if kind in ("set", "frozenset") or not template or (other_length and _no_arrays(template)):
+            return self._members(template, tree, path)
+        if other_length:
+            return self._wrong(path, f"has {len(tree.children)} items", str(len(template)))
         keys: Iterable[Any] = template._fields if kind == "namedtuple" else range(len(template))
         builds = [
             self._visit(part, child, (*path, key), in_place=in_place)
@@ -271,21 +209,30 @@ class Matcher:
         ]
         return lambda: _rebuild(template, [build() for build in builds])
 
+    def _members(self, template: Any, tree: Node, path: Path) -> Build:
+        """The saved members, whatever they are, in the classes of the template's; of an empty one in plain forms."""
+        classes = Classes(template, required=bool(template) and not self._in_object)
+        builds = self._children(tree, path, template, classes)
+        return lambda: _rebuild(template, [build() for build in builds])
+
     def _mapping(self, template: dict[Any, Any], tree: Node, path: Path, *, in_place: bool) -> Build:
-        saved = {_typed(key): child for key, child in zip(tree.keys or [], tree.children, strict=True)}
+        saved = {typed_key(key): child for key, child in zip(tree.keys or [], tree.children, strict=True)}
         free = not template or isinstance(template, (Counter, defaultdict))
         builds: dict[Any, Build] = {}
-        wanted = {_typed(key) for key in template}
-        missing = [key for key in template if _typed(key) not in saved]
-        unexpected = [key for key in tree.keys or [] if _typed(key) not in wanted]
+        wanted = {typed_key(key) for key in template}
+        missing = [key for key in template if typed_key(key) not in saved]
+        unexpected = [key for key in tree.keys or [] if typed_key(key) not in wanted]
         if not free:
             self._report_keys(path, missing, unexpected, template)
-        order = tree.keys or [] if free else template
-        for key in order:
-            if _typed(key) not in saved:
+        classes = Classes(template)
+        for key in tree.keys or [] if free else template:
+            child = saved.get(typed_key(key))
+            if child is None:
                 continue
-            part = template.get(key, ANYTHING)
-            builds[key] = self._visit(part, saved[_typed(key)], (*path, key), in_place=in_place)
+            if typed_key(key) in wanted:
+                builds[key] = self._visit(template[key], child, (*path, key), in_place=in_place)
+            else:
+                builds[key] = self._anything(child, (*path, key), None, classes)
         if not free and not builds and template and saved:
             self._report.problems.append(f"{pointer(path) or '/'}: nothing in the checkpoint matches the state")
         kept = {} if free or in_place else {key: template[key] for key in missing}
@@ -304,100 +251,62 @@ class Matcher:
     def _dataclass(self, template: Any, tree: Tree, path: Path) -> Build:
         names = [f.name for f in dataclasses.fields(template)]
         if not isinstance(tree, Node) or tree.kind != "dataclass":
-            self._wrong(path, f"holds {_what(tree)}", type_name(template))
-            return lambda: None
+            return self._wrong(path, f"holds {_what(tree)}", type_name(template))
         fields = self._mapping({name: getattr(template, name) for name in names}, tree, path, in_place=False)
 
         def build() -> Any:
-            result = copy.copy(template)
-            for name, value in fields().items():
-                object.__setattr__(result, name, value)
-            return result
+            content = fields()
+            return with_fields(template, list(content), list(content.values()))
 
         return build
 
-    # Without a template.
+    # Places that take whatever was saved.
 
-    def _plain(self, tree: Tree, path: Path) -> Build:
-        if isinstance(tree, Value):
-            value = tree.value
-            return lambda: plain_value(value)
+    def _anything(self, tree: Tree, path: Path, like: Any, classes: Classes) -> Build:
+        """As it was saved; in the classes that ``like``, the value now at this place, or ``classes`` tell."""
         if isinstance(tree, ArrayRef):
-            return self._plain_array(tree.index)
+            return self._arrays.free(tree.index, path, native=self._native)
+        if isinstance(tree, Value):
+            value = classes.value(tree.value, like)
+            if classes.required and isinstance(value, StoredEnum):
+                self._unknown_class(path, tree)
+            return lambda: plain_value(value)
         if tree.kind == "object":
-            return self._plain(tree.children[0], path)
+            inner = tree.children[0]
+            present = self._present_state(like, inner, path) if is_stateful(like) else like
+            return self._anything(inner, path, present, classes)
+        builds = self._children(tree, path, like, classes)
+        make = classes.container(tree, like)
+        if make is None:
+            if classes.required:
+                self._unknown_class(path, tree)
+            make = functools.partial(plain_container, tree)
+        return lambda: make([build() for build in builds])
+
+    def _children(self, tree: Node, path: Path, like: Any, classes: Classes) -> list[Build]:
         keys = tree.keys if tree.keys is not None else range(len(tree.children))
-        builds = [self._plain(child, (*path, key)) for key, child in zip(keys, tree.children, strict=True)]
-        return lambda: plain_container(tree, [build() for build in builds])
+        return [
+            self._anything(child, (*path, key), part, classes)
+            for key, child, part in zip(keys, tree.children, likenesses(tree, like), strict=True)
+        ]
 
-    def _plain_array(self, index: int) -> Build:
-        saved = self._arrays[index]
-        key = (index, self._native)
-        if key not in self._whole:
-            adapter = adapter_of_lib(saved.lib if self._native else "numpy")
-            if adapter is None:
-                raise UnsupportedState(f"arrays of {saved.lib} are not known to this Midstride")
-            # Places that were one array are one array again.
-            self._whole[key] = _once(self._part(adapter, index) if index in self._parts else self._all(adapter, index))
-        return self._whole[key]
+    def _unknown_class(self, path: Path, tree: Tree) -> None:
+        self._report.problems.append(
+            f"{pointer(path) or '/'}: the checkpoint has {_what(tree)}, and the state's container has no member of "
+            "that class to tell it by (left empty, it takes plain values)"
+        )
 
-    def _all(self, adapter: ArrayAdapter, index: int) -> Build:
-        saved = self._arrays[index]
-        return self._destination(index, adapter.new_array(saved.dtype, saved.shape))
-
-    def _part(self, adapter: ArrayAdapter, index: int) -> Build:
-        """Rows are read alone; of the other dimensions everything is read and then cut."""
-        saved, part = self._arrays[index], self._parts[index]
-        if len(part) > len(saved.shape):
-            raise TypeError(f"only= has {len(part)} slices for an array of {len(saved.shape)} dimensions")
-        start, stop, step = part[0].indices(saved.shape[0])
-        rows = max(0, stop - start)
-        row_bytes = array_nbytes(saved.dtype, saved.shape[1:])
-        destination = adapter.new_array(saved.dtype, (rows, *saved.shape[1:]))
-        finish = self._destination(index, destination, start * row_bytes)
-        cut = (slice(None, None, step), *part[1:])
-        return lambda: finish()[cut].copy() if part[1:] or step > 1 else finish()
-
-    def _wrong(self, path: Path, has: str, wanted: str) -> None:
-        self._report.problems.append(f"{pointer(path) or '/'}: the checkpoint {has}, the state wants {wanted}")
-
-
-def _once(build: Build) -> Build:
-    made: list[Any] = []
-
-    def once() -> Any:
-        if not made:
-            made.append(build())
-        return made[0]
-
-    return once
-
-
-def _typed(key: Any) -> tuple[Any, ...]:
-    """Keys that Python holds for equal (1, 1.0, True) are different keys here."""
-    return (tuple(map(_typed, key)),) if isinstance(key, tuple) else (type(key).__name__, repr(key))
-
-
-def _digests(array: Any) -> list[str]:
-    return [part.digest for part in array.slices]
-
-
-def _number_kind(dtype: str) -> str:
-    for kind in ("float", "complex", "uint", "int", "bool"):
-        if dtype.removeprefix("b").startswith(kind) and dtype in DTYPES:
-            return "float" if kind == "float" else kind
-    return dtype
-
-
-def _ints_fit(packed: np.ndarray, saved: str, wanted: str) -> bool:
-    values = packed.view(np.dtype(saved).newbyteorder("<"))
-    return bool((values.astype(wanted).astype(saved) == values).all())
+    def _wrong(self, path: Path, has: str, wanted: str) -> Build:
+        report_difference(self._report, path, has, wanted)
+        return lambda: None
 
 
 def _what(tree: Tree) -> str:
     if isinstance(tree, ArrayRef):
         return "an array"
     if isinstance(tree, Value):
+        if isinstance(tree.value, StoredEnum):
+            return f"the member {tree.value.type_name}.{tree.value.name}"
         return f"a {type(tree.value).__name__}"
     return f"a {tree.kind}" + (f" ({tree.type_name})" if tree.type_name else "")
 
@@ -410,6 +319,10 @@ def _kind(template: Any) -> str:
 
 def _same_family(saved: str, wanted: str) -> bool:
     return saved == wanted or (saved in MAPPING_KINDS and wanted in MAPPING_KINDS)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float, complex, np.generic))
 
 
 def _no_arrays(template: Iterable[Any]) -> bool:

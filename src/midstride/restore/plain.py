@@ -13,7 +13,7 @@ from typing import Any
 from midstride.format.values import StoredEnum
 from midstride.tree import Node, Path, Tree, Value, pointer
 
-_FACTORIES = {f.__name__: f for f in (int, float, str, list, dict, set, tuple, bool)}
+FACTORIES = {f.__name__: f for f in (int, float, str, list, dict, set, tuple, bool)}
 """The factories of a ``defaultdict`` that come back without a template; no other name is looked up."""
 
 
@@ -31,7 +31,7 @@ def plain_container(tree: Node, children: list[Any]) -> Any:
         if tree.kind == "counter":
             return Counter(content)
         if tree.kind == "defaultdict":
-            return defaultdict(_FACTORIES.get(str(extra.get("factory"))), content)
+            return defaultdict(FACTORIES.get(str(extra.get("factory"))), content)
         return content
     if tree.kind == "deque":
         return deque(children, extra.get("maxlen"))

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from midstride.errors import StateMismatch
+from midstride.state import Like
 from midstride.tree import Node, Tree
 
 _WRAPPERS = {
@@ -90,7 +91,7 @@ def fit(module: torch.nn.Module, saved: Node) -> tuple[Tree, Any]:
     if type(live) is not OrderedDict or not isinstance(tree, Node) or tree.keys is None:
         return tree, live
     # Extra state is the module's own business: it may have another size or other keys each time.
-    live = OrderedDict((key, None if key.rpartition(".")[2] == "_extra_state" else v) for key, v in live.items())
+    live = OrderedDict((key, Like(v) if key.rpartition(".")[2] == "_extra_state" else v) for key, v in live.items())
     own = dict(zip(canonical_keys(module, list(live)), live, strict=True))
     keys = [own.get(key, key) for key in tree.keys]
     return Node("ordereddict", tree.children, keys), live

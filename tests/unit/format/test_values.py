@@ -108,6 +108,14 @@ def test_what_has_no_encoding_is_named(value: Any) -> None:
         encode_value(value, ("a", "b/c"))
 
 
+def test_keys_that_no_save_makes_are_refused() -> None:
+    """Names are made of keys, and Python makes no text of an int that is too long."""
+    for key in (2**2048, [-(2**9999)]):
+        data = encode_value(tuple(key) if isinstance(key, list) else key)
+        with pytest.raises(CorruptCheckpoint, match="key"):
+            decode_tree({"$": "dict", "pairs": [[data, 1]]})
+
+
 json_like = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda inner: (

@@ -154,7 +154,7 @@ def test_values_keep_their_class() -> None:
     windows = saved.put({**blank, "p": pathlib.PureWindowsPath("c")})["p"]
     assert_same(windows, pathlib.PureWindowsPath("a/b"))
     other = enum.Enum("Color", {"GREEN": 1})
-    for key, wrong in {"e": other.GREEN, "f": np.float64(0), "i": "0", "b": "", "p": np.zeros(1)}.items():
+    for key, wrong in {"e": other.GREEN, "i": "0", "b": "", "p": np.zeros(1)}.items():
         (problem,) = saved.problems({**blank, key: wrong})
         assert problem.startswith(f"/{key}: ")
 

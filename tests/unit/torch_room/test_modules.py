@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import enum
 from collections import OrderedDict
 from typing import Any
 
 import pytest
 import torch
 
+import midstride as ms
 from midstride.errors import StateMismatch
+from midstride.storage import MemoryStorage
 from midstride.torch.modules import canonical_keys, canonical_names, load, state_of
 from midstride.tree import Node
 
@@ -105,3 +108,27 @@ def test_a_state_of_its_own_shape_is_left_alone() -> None:
             return {"own": [1, 2]}
 
     assert state_of(Own(1, 1)) == ({"own": [1, 2]}, {})
+
+
+def test_extra_state_keeps_the_classes_that_the_live_one_tells() -> None:
+    class Mode(enum.Enum):
+        ON = 1
+        OFF = 2
+
+    class Extra(torch.nn.Module):
+        def __init__(self, extra: Any) -> None:
+            super().__init__()
+            self.extra = extra
+
+        def get_extra_state(self) -> Any:
+            return self.extra
+
+        def set_extra_state(self, state: Any) -> None:
+            self.extra = state
+
+    storage = MemoryStorage()
+    with ms.Checkpointer(storage) as ckpt:
+        ckpt.save(1, {"model": Extra({"mode": Mode.ON, "n": 1, "more": [2.5]})}).result(60)
+        live = Extra({"mode": Mode.OFF, "n": 0.5})
+        ckpt.restore({"model": live})
+    assert live.extra == {"mode": Mode.ON, "n": 1, "more": [2.5]}
