@@ -13,6 +13,7 @@ from typing import Any, Literal, Self
 
 from midstride import exit_guard, limits
 from midstride.errors import RestoreError, SaveError, StagingError, StepExists
+from midstride.failures import Failures
 from midstride.info import CheckpointInfo
 from midstride.listeners import Listener, Listeners, RunBegan, RunEnded, SaveBegan, SaveCommitted, SaveFailed
 from midstride.reader import latest_of
@@ -98,8 +99,7 @@ class Checkpointer:
         self._closed = False
         self._stop = False
         self._overwritten: str | None = None
-        self._unreported: list[PendingSave] = []
-        self._unreported_lock = threading.Lock()
+        self._failures = Failures(lambda: self._recorder.read().failures_in_a_row)
         self._calls = threading.RLock()  # a signal handler may interrupt the thread that is about to enter
         self._caller: int | None = None
         trigger = as_trigger(every)
@@ -137,7 +137,7 @@ class Checkpointer:
         try:
             if stopping and pending is not None:
                 pending.result()
-            self._surface(self._max_failures, besides=pending)
+            self._failures.surface(self._max_failures, besides=pending)
         finally:
             self._stop = self._stop or stopping
         return pending
@@ -164,7 +164,7 @@ class Checkpointer:
                 capture(state)  # what cannot be saved is told before anything is made
             self._open_run()
             pending = self._save(step, state, metrics, overwrite=overwrite)
-            self._surface(self._max_failures, besides=pending)
+            self._failures.surface(self._max_failures, besides=pending)
             return pending
 
     def _save(self, step: int, state: Any, metrics: Mapping[str, Any] | None, *, overwrite: bool) -> PendingSave:
@@ -254,8 +254,7 @@ class Checkpointer:
             self._restored = reply.info  # should the folder have to be opened again, this is where the run is
             self._recorder.committed(reply.info.nbytes, seconds)
             if self._max_failures:
-                with self._unreported_lock:
-                    self._unreported.clear()  # tolerated, logged and counted; and it is over
+                self._failures.clear()  # tolerated, logged and counted; and it is over
             _log.info("saved step %d as %s in %.2f s", reply.info.step, reply.info.name, seconds)
             # A fast writer may be done before save() has returned: then all of it was stall.
             stall = pending._stall_seconds if pending._stall_seconds is not None else seconds
@@ -265,35 +264,15 @@ class Checkpointer:
             return  # the answer to a comparison: the save() that asked knows what to do
         else:
             self._recorder.failed(reply.error)
-            with self._unreported_lock:
-                self._unreported[_KEPT_FAILURES:] = [pending]
+            self._failures.add(pending)
             _log.error("the save of step %d failed: %s", pending.step, reply.error)
             if pending._announced:
                 self._listeners.save_failed(SaveFailed(pending.step, reply.error))
         self._recorder.set(listener_failures=self._listeners.failures)
 
-    def _surface(self, tolerated: int, besides: PendingSave | None = None) -> None:
-        """Raise the first failure that nobody was told of, if more than ``tolerated`` came in a row.
-
-        ``besides``: the save that the caller is about to get the handle of, which tells for itself.
-        """
-        with self._unreported_lock:
-            self._unreported = [pending for pending in self._unreported if not pending._reported]
-            waiting = [pending for pending in self._unreported if pending.done() and pending is not besides]
-            if not waiting or 0 < self._recorder.read().failures_in_a_row <= tolerated:
-                return
-            self._unreported = [pending for pending in self._unreported if pending not in waiting]
-        for pending in waiting:
-            pending._reported = True
-        error = waiting[0]._error
-        assert error is not None
-        if len(waiting) > 1:
-            error.add_note(f"{len(waiting) - 1} more saves failed after this one, the last of step {waiting[-1].step}")
-        raise error
-
     def check(self) -> None:
         """Raise the failure of a save in the background that nobody was told of yet, if there is one."""
-        self._surface(0)
+        self._failures.surface(0)
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait until the save in flight has ended; raise if it, or one before it, failed.
@@ -304,7 +283,7 @@ class Checkpointer:
         if os.getpid() == self._process:
             self._may_wait("wait()")
             self._saver.wait_idle(timeout)
-            self._surface(0)
+            self._failures.surface(0)
 
     # Stopping.
 
@@ -400,7 +379,7 @@ class Checkpointer:
             self._saver.wait_idle(timeout, limits.EXIT_SECONDS)
         finally:
             self._finish()
-        self._surface(0)
+        self._failures.surface(0)
 
     def _finish(self) -> None:
         if self._watch is not None:
@@ -428,9 +407,6 @@ class Checkpointer:
             _log.error("while another exception was leaving: %s", failure)
             error.add_note(f"midstride: {type(failure).__name__}: {failure}")
 
-
-_KEPT_FAILURES = 8
-"""Untold failures kept besides the last one: a disk that is gone for good must not fill the memory."""
 
 MIN_STAGING_BYTES = 256 * 1024
 """Four pieces of the smallest size."""

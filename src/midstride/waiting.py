@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 from midstride.errors import Deadline
+
+_sleep = time.sleep
+_T = TypeVar("_T")
 
 
 def wait_for(
@@ -38,6 +42,27 @@ def wait_for(
             )
         left = min(stall_seconds - (now - last_change), 1.0 if timeout is None else start + timeout - now, 1.0)
         changed.wait(max(left, 0.001))
+
+
+def with_retries(
+    action: Callable[[], _T],
+    pauses: Iterable[float],
+    may_pass: Callable[[BaseException], bool],
+    told: Callable[[BaseException, float], None],
+) -> _T:
+    """What ``action`` returns; called again after each of ``pauses``, in seconds, while its error may pass.
+
+    ``told`` is called with each such error and the pause that follows.
+    """
+    for pause in pauses:
+        try:
+            return action()
+        except Exception as error:
+            if not may_pass(error):
+                raise
+            told(error, pause)
+        _sleep(pause)
+    return action()
 
 
 class SupervisedThread(threading.Thread):

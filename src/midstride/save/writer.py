@@ -9,10 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import queue
 import secrets
-import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -55,9 +52,10 @@ from midstride.save.messages import (
 )
 from midstride.save.run_folder import RunFolder
 from midstride.storage.base import Storage, WritableFile
+from midstride.waiting import with_retries
+from midstride.worker import Worker
 
 _log = logging.getLogger("midstride")
-_sleep = time.sleep
 _T = TypeVar("_T")
 
 
@@ -73,7 +71,7 @@ class Writer:
         self._send = send
         self._run: RunFolder | None = None
         self._attempt: _Attempt | None = None
-        self._disk = _DiskThread()
+        self._disk = Worker("midstride-disk")
 
     def run(self) -> None:
         """Serve requests until ``Stop``."""
@@ -184,16 +182,11 @@ class Writer:
         return attempt
 
     def _retrying(self, job: Job, action: Callable[[], _T], pauses: Sequence[float]) -> _T:
-        for pause in pauses:
-            try:
-                return action()
-            except MidstrideError as error:
-                if not isinstance(error, Unavailable) and not isinstance(error.__cause__, Unavailable):
-                    raise
-                _log.warning("step %d could not be saved: %s. Trying again in %g s", job.step, error, pause)
-                self._send(Retrying(job.number, error))
-            _sleep(pause)
-        return action()
+        def told(error: BaseException, pause: float) -> None:
+            _log.warning("step %d could not be saved: %s. Trying again in %g s", job.step, error, pause)
+            self._send(Retrying(job.number, error))
+
+        return with_retries(action, pauses, _may_pass, told)
 
     def _compare(self, run: RunFolder, attempt: _Attempt, info: CheckpointInfo) -> Committed:
         attempt.raise_failure()
@@ -222,6 +215,10 @@ def _commit(run: RunFolder, attempt: _Attempt, draft: Manifest) -> CheckpointInf
     return info
 
 
+def _may_pass(error: BaseException) -> bool:
+    return isinstance(error, Unavailable) or isinstance(error.__cause__, Unavailable)
+
+
 def _as_save_error(error: Exception, job: Job) -> Exception:
     if isinstance(error, MidstrideError) and not isinstance(error, StorageError):
         return error
@@ -237,7 +234,7 @@ class _Attempt:
     A failure is kept until the seal: the trainer may be staging, and its chunks must still be taken.
     """
 
-    def __init__(self, job: Job, storage: Storage, disk: _DiskThread, alive: Callable[[], None]) -> None:
+    def __init__(self, job: Job, storage: Storage, disk: Worker, alive: Callable[[], None]) -> None:
         self.job = job
         self._storage = storage
         self._disk = disk
@@ -350,47 +347,3 @@ class _Attempt:
                 action()
             except Exception as error:
                 self._failure = error
-
-
-class _DiskThread:
-    """Runs one write at a time beside the caller, in order. A daemon: a stuck disk must not keep the process."""
-
-    def __init__(self) -> None:
-        self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
-
-    def run(self, task: Callable[[], None]) -> Callable[[], None]:
-        """Start a task; call what is returned to wait for its end and to get its error."""
-        if self._thread is None:
-            thread = threading.Thread(target=self._work, name="midstride-disk", daemon=True)
-            thread.start()
-            self._thread = thread
-        done = threading.Event()
-        errors: list[BaseException] = []
-
-        def execute() -> None:
-            try:
-                task()
-            except BaseException as error:
-                errors.append(error)
-            finally:
-                done.set()
-
-        def wait() -> None:
-            done.wait()
-            if errors:
-                raise errors[0]
-
-        self._tasks.put(execute)
-        return wait
-
-    def _work(self) -> None:
-        while (task := self._tasks.get()) is not None:
-            task()
-            del task  # it holds a view of the arena, which may be replaced while we wait
-
-    def stop(self) -> None:
-        if self._thread is not None:
-            self._tasks.put(None)
-            self._thread.join()
-            self._thread = None

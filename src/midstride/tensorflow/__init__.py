@@ -1,0 +1,1 @@
+"""TensorFlow's sessions, savers and variables. Imported only by those who use it."""
