@@ -35,6 +35,8 @@ class Statistics:
     last_commit_age_seconds: float | None = None
     """Since the last commit of this process; None before the first."""
     last_error: str | None = None
+    snapshot: str = "copy"
+    """How state is captured."""
 
 
 class Recorder:

@@ -19,7 +19,6 @@ from collections.abc import Container
 from dataclasses import dataclass
 
 MARKER = "midstride.json"
-MARKER_DRAFT = "midstride.json.tmp"
 LOCK = ".lock"
 MANIFEST = "manifest.json"
 MANIFEST_DRAFT = "manifest.json.tmp"

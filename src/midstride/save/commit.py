@@ -63,11 +63,16 @@ def mark_run(storage: Storage, run: str) -> None:
 
     From then on an empty-looking folder is a loss, not a fresh start.
     """
-    document = json.dumps({"format": FORMAT, "run": run}).encode() + b"\n"
-    _remove_if_there(storage, layout.MARKER_DRAFT)
-    _write_whole(storage, layout.MARKER_DRAFT, document)
-    storage.rename(layout.MARKER_DRAFT, layout.MARKER)
+    replace_whole(storage, layout.MARKER, json.dumps({"format": FORMAT, "run": run}).encode() + b"\n")
     storage.sync_folder("")
+
+
+def replace_whole(storage: Storage, name: str, data: bytes) -> None:
+    """Write a file that at every moment is the old one or the new one, whole. Its name still needs a sync."""
+    draft = f"{name}.tmp"
+    _remove_if_there(storage, draft)
+    _write_whole(storage, draft, data)
+    storage.rename(draft, name)
 
 
 def _write_whole(storage: Storage, name: str, data: bytes) -> None:

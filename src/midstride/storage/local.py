@@ -157,6 +157,17 @@ def _sync_folder(path: str) -> None:
         os.close(descriptor)
 
 
+def sync_file(path: str) -> None:
+    """Return when the bytes of a file that something else wrote are on stable storage."""
+    with told("sync", path):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            if not _full_sync(descriptor):
+                os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
 def _full_sync(descriptor: int) -> bool:
     """macOS: fsync leaves the bytes in the drive's cache, this call does not. False where it does not exist."""
     if not hasattr(fcntl, "F_FULLFSYNC"):

@@ -13,8 +13,8 @@ session. Nothing is added to the graph, which may be finalised.
   prefix and scalars in the place of all other tensors; the write reads the scratch file back.
 
 How it is written: the nodes between those tensors and the save tensor are copied into a private graph, and the user's
-own ``Saver.save`` runs on a stand-in for the session, which runs the private graph. So names, shards, ``max_to_keep``
-and the state file stay the Saver's business.
+own ``Saver.save`` runs on a stand-in for the session, which runs the private graph. So names and shards stay the
+Saver's business; ``state_file`` sees to the rest of what it does.
 """
 
 from __future__ import annotations
@@ -184,13 +184,10 @@ class Snapshot:
         global_step: int | None = None,
         *,
         write_meta_graph: bool = True,
-        written: Callable[[str], None] | None = None,
     ) -> str | None:
-        """Let the user's saver write the checkpoint, on any thread; return what its ``save`` returns.
+        """Let the user's saver write data, index and ``.meta``, on any thread; return what its ``save`` returns.
 
-        ``written`` is called with the same path when data, index and ``.meta`` are written, before the state file names
-        the checkpoint and the saver deletes older ones. What it raises ends the save there.
-
+        The state file does not name the checkpoint yet, and no older one is deleted: ``announce`` does both.
         May be called again after it failed.
         """
         if self._values is None and self._session is None:
@@ -205,8 +202,6 @@ class Snapshot:
             path = self._run_save(fetches, filename, feeds)
             if write_meta_graph:
                 _write_file(f"{filename}.meta", self._owner._meta_bytes())
-            if written is not None:
-                written(tf.compat.as_str(path))
             return path
 
         # An empty saver runs nothing, so its .meta is left to it.
@@ -214,7 +209,9 @@ class Snapshot:
         # A thread has its own default graph, and where it is an eager one a saver writes nothing.
         with self._owner.graph.as_default():
             stand_in = _StandIn(self._owner.graph, run, self._session)
-            path: str | None = saver.save(stand_in, save_path, global_step=global_step, write_meta_graph=leave_meta)
+            path: str | None = saver.save(
+                stand_in, save_path, global_step=global_step, write_meta_graph=leave_meta, write_state=False
+            )
             return path
 
     def _run_save(self, fetches: str, filename: str, feeds: Any) -> Any:

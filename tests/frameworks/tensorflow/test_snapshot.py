@@ -17,6 +17,7 @@ tf = pytest.importorskip("tensorflow")
 
 from midstride.errors import SaveError  # noqa: E402
 from midstride.tensorflow.snapshot import Snapshot, Snapshotter  # noqa: E402
+from midstride.tensorflow.state_file import announce  # noqa: E402
 
 v1 = tf.compat.v1
 
@@ -160,7 +161,13 @@ def in_thread(task: Callable[[], Any]) -> Any:
 
 
 def write(snapshot: Snapshot, folder: Path, **options: Any) -> Any:
-    return in_thread(lambda: snapshot.write(str(folder / "model.ckpt"), snapshot.step, **options))
+    def work() -> Any:
+        path = snapshot.write(str(folder / "model.ckpt"), snapshot.step, **options)
+        if path is not None:
+            announce(snapshot._owner.saver, path, basename="model.ckpt")
+        return path
+
+    return in_thread(work)
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -462,32 +469,19 @@ def test_the_saver_deletes_as_ever(options: dict[str, Any], tmp_path: Path, fold
     assert files(folder) == files(tmp_path / "plain")
 
 
-def test_all_is_written_before_the_state_file_names_it_and_old_ones_go(folder: Path) -> None:
+def test_a_checkpoint_is_written_and_then_announced(folder: Path) -> None:
     model = variables(max_to_keep=1)
-    seen = []
-
-    def written(path: str) -> None:
-        seen.append((Path(path).name, set(files(folder))))
-
+    names = [{f"model.ckpt-{step}.{end}" for end in ("data-00000-of-00001", "index", "meta")} for step in range(2)]
     with model.session() as session:
         snapshotter = model.snapshotter()
-        for _ in range(2):
-            write(snapshotter.take(session), folder, written=written)
+        for step in range(2):
+            snapshot = snapshotter.take(session)
+            path = snapshot.write(str(folder / "model.ckpt"), step)
+            assert path is not None
+            assert set(files(folder)) == (names[0] if step == 0 else names[0] | names[1] | {"checkpoint"})
+            announce(model.saver, path, basename="model.ckpt")
+            assert set(files(folder)) == names[step] | {"checkpoint"}
             session.run(model.change)
-
-        names = [{f"model.ckpt-{step}.{end}" for end in ("data-00000-of-00001", "index", "meta")} for step in range(2)]
-        assert seen == [("model.ckpt-0", names[0]), ("model.ckpt-1", names[0] | names[1] | {"checkpoint"})]
-        assert set(files(folder)) == names[1] | {"checkpoint"}
-
-        def fail(path: str) -> None:
-            raise OSError("not durable")
-
-        snapshot = snapshotter.take(session)
-        with pytest.raises(OSError, match="not durable"):
-            write(snapshot, folder, written=fail)
-        assert tf.train.latest_checkpoint(str(folder)) == str(folder / "model.ckpt-1")
-        write(snapshot, folder)
-        assert tf.train.latest_checkpoint(str(folder)) == str(folder / "model.ckpt-2")
 
 
 def test_meta_is_serialised_once_and_left_out_on_request(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
