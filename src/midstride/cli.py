@@ -1,4 +1,4 @@
-"""``midstride ls|show|verify RUN``: look into a run's folder. Nothing is ever written there.
+"""``midstride ls|show|verify RUN``: look into a folder of Midstride's or TensorFlow's checkpoints. Nothing is written.
 
 Exit codes, for scripts:
 
@@ -26,6 +26,7 @@ from rich.table import Table
 from midstride.errors import MidstrideError, NotCommitted, NotFound, RestoreError, StorageError
 from midstride.info import CheckpointInfo
 from midstride.reader import RunReader
+from midstride.tensorflow import CheckpointFolder
 
 DAMAGED, USAGE, MISSING, UNREADABLE = 1, 2, 3, 4
 
@@ -41,7 +42,7 @@ Step = Annotated[int | None, typer.Option(help="The step; default: see the comma
 @app.command("ls")
 def list_checkpoints(run: Run, as_json: AsJson = False) -> None:
     """List the checkpoints, the oldest first, and what else lies there."""
-    catalog = RunReader(run).scan()
+    catalog = _reader(run).scan()
     if as_json:
         _print_json(
             {
@@ -66,7 +67,10 @@ def list_checkpoints(run: Run, as_json: AsJson = False) -> None:
 @app.command()
 def show(run: Run, step: Step = None, as_json: AsJson = False) -> None:
     """Show one checkpoint (default: the latest): its facts, values and arrays."""
-    description = RunReader(run).describe(step)
+    reader = _reader(run)
+    if isinstance(reader, CheckpointFolder):
+        raise typer.BadParameter("these are TensorFlow's checkpoints: use ls and verify, and TensorFlow to look inside")
+    description = reader.describe(step)
     if as_json:
         _print_json(description)
         return
@@ -84,7 +88,7 @@ def show(run: Run, step: Step = None, as_json: AsJson = False) -> None:
 @app.command()
 def verify(run: Run, step: Step = None, as_json: AsJson = False) -> None:
     """Read and check every byte of all checkpoints, or of those of one step."""
-    reader = RunReader(run)
+    reader = _reader(run)
     total = sum(info.nbytes for info in reader.checkpoints() if step in (None, info.step))
     result = _with_progress(total, lambda told: reader.verify(step, told), shown=not as_json)
     if as_json:
@@ -98,6 +102,10 @@ def verify(run: Run, step: Step = None, as_json: AsJson = False) -> None:
     if not result:
         print(f"{run}: nothing was ever saved here", file=sys.stderr)
         raise typer.Exit(MISSING)
+
+
+def _reader(run: Path) -> RunReader | CheckpointFolder:
+    return CheckpointFolder(run) if CheckpointFolder.is_one(run) else RunReader(run)
 
 
 def _with_progress(

@@ -19,8 +19,10 @@ from typing import Any
 import xxhash
 
 from midstride.errors import CorruptCheckpoint, MidstrideError, NewerFormat, NotCommitted, NotFound
+from midstride.format import layout
 from midstride.info import CheckpointInfo
 from midstride.limits import CHUNK_BYTES
+from midstride.restore.catalog import Catalog, Unusable
 from midstride.save.commit import replace_whole
 from midstride.storage.base import ReadableStorage, Storage
 from midstride.storage.bounded import BoundedReads
@@ -32,6 +34,7 @@ DIGESTS_SUFFIX = ".midstride.json"
 STATE_FILE = "checkpoint"
 _FORMAT = 1
 _END_OF_NAME = re.compile(r"(-\d{5}-of-\d{5})?|\.(index|meta|data-\d{5}-of-\d{5})")
+_LEFTOVER = re.compile(r"\.tempstate\d+$|-\d+_temp$|\.tmp[0-9a-f]*$")
 _LIMIT_BYTES = 64 * 2**20
 
 
@@ -111,29 +114,60 @@ class CheckpointFolder:
 
     @classmethod
     def is_one(cls, path: str | os.PathLike[str]) -> bool:
-        """Whether a folder looks like one: it has digest files, or a state file."""
+        """Whether a folder looks like one: it has digest files or a state file, and no run of the native format."""
         try:
-            return any(name == STATE_FILE or name.endswith(DIGESTS_SUFFIX) for name in cls(path)._names())
+            names = cls(path)._names()
         except MidstrideError:
             return False
+        return layout.MARKER not in names and any(n == STATE_FILE or n.endswith(DIGESTS_SUFFIX) for n in names)
 
-    def prefixes(self) -> list[str]:
+    def scan(self) -> Catalog:
+        """What the folder holds, oldest first. Files are looked at for their sizes; ``verify`` reads them.
+
+        A checkpoint without digests, which Midstride did not write, is listed without the time it was made.
+        """
+        entries = self._storage.list_folder("")
+        names = [entry.name for entry in entries if entry.kind == "file"]
+        catalog = Catalog(marked=STATE_FILE in names)
+        catalog.debris = [entry.name for entry in entries if _LEFTOVER.search(entry.name)]
+        for prefix in self._prefixes(names):
+            try:
+                catalog.checkpoints.append(self._look_at(prefix, names))
+            except MidstrideError as problem:
+                catalog.unusable.append(Unusable(prefix, _step_of(prefix) or 0, None, problem))
+        return catalog
+
+    def checkpoints(self) -> list[CheckpointInfo]:
+        """Those whose files are there with the sizes that they were written with, oldest first."""
+        return self.scan().checkpoints
+
+    def _look_at(self, prefix: str, names: list[str]) -> CheckpointInfo:
+        own = [name for name in names if is_file_of(prefix, name)]
+        try:
+            digests = self.digests(prefix)
+        except NotFound:
+            sizes = tuple(FileDigest(name, self._size_of(name), "") for name in own)
+            return _info(prefix, Digests(_step_of(prefix) or 0, "", sizes))
+        for file in digests.files:
+            if file.name not in own:
+                raise CorruptCheckpoint(f"{self.description}/{file.name} is missing")
+            if (size := self._size_of(file.name)) != file.nbytes:
+                raise CorruptCheckpoint(
+                    f"{self.description}/{file.name} has {size} bytes, it was written with {file.nbytes}"
+                )
+        return _info(prefix, digests)
+
+    def _size_of(self, name: str) -> int:
+        file = self._storage.open_file(name)
+        file.close()
+        return file.size
+
+    def _prefixes(self, names: list[str]) -> list[str]:
         """The names of the checkpoints, oldest first: in the order of the state file, those that it has not before."""
-        names = self._names()
         stated = [prefix for prefix in self._stated(names) if any(is_file_of(prefix, name) for name in names)]
         others = [name.removesuffix(DIGESTS_SUFFIX) for name in names if name.endswith(DIGESTS_SUFFIX)]
         made = {prefix: self._created(prefix) for prefix in others if prefix not in stated}
         return [*sorted(made, key=made.__getitem__), *stated]
-
-    def checkpoints(self) -> list[CheckpointInfo]:
-        """Those with digests that can be read, oldest first. Their files were not looked at; ``verify`` does."""
-        found = []
-        for prefix in self.prefixes():
-            try:
-                found.append(_info(prefix, self.digests(prefix)))
-            except (CorruptCheckpoint, NewerFormat, NotFound):
-                continue
-        return found
 
     def digests(self, prefix: str) -> Digests:
         """The record of one checkpoint. ``NotFound`` if it has none."""
@@ -148,7 +182,7 @@ class CheckpointFolder:
 
         ``NotCommitted`` if there is no such step.
         """
-        prefixes = [p for p in self.prefixes() if step is None or _step_of(p) == step]
+        prefixes = [p for p in self._prefixes(self._names()) if step is None or _step_of(p) == step]
         if step is not None and not prefixes:
             raise NotCommitted(f"{self.description} has no checkpoint of step {step}")
         return {prefix: list(self.problems(prefix, on_bytes)) for prefix in prefixes}
@@ -180,7 +214,7 @@ class CheckpointFolder:
 
     def latest(self, good: Callable[[str], Iterable[str]] | None = None) -> str | None:
         """The prefix of the newest checkpoint in which nothing is wrong; those passed over are logged, by name."""
-        for prefix in reversed(self.prefixes()):
+        for prefix in reversed(self._prefixes(self._names())):
             problems = list((good or self.problems)(prefix))
             if not problems:
                 return prefix
