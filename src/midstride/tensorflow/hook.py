@@ -21,6 +21,7 @@ from midstride.tensorflow.folder import STATE_FILE
 from midstride.tensorflow.metrics import count_blocked, count_saved, count_written
 from midstride.tensorflow.saves import Saves
 from midstride.tensorflow.snapshot import Snapshot, Snapshotter
+from midstride.triggers import OnSignal, Watch
 
 _v1 = tf.compat.v1
 _log = _v1.logging
@@ -56,6 +57,7 @@ class AsyncCheckpointSaverHook(_v1.train.CheckpointSaverHook):  # type: ignore[m
         busy: Literal["skip", "wait"] = "skip",
         blocking: bool = False,
         align: bool = False,
+        on_signal: OnSignal | None = None,
         max_failures: int = 0,
     ) -> None:
         """The first eight arguments are those of ``CheckpointSaverHook``.
@@ -67,6 +69,8 @@ class AsyncCheckpointSaverHook(_v1.train.CheckpointSaverHook):  # type: ignore[m
         busy: what becomes of a save that is due while one is being written: put off, or waited for.
         blocking: write before training goes on, as ``CheckpointSaverHook`` does; for tests.
         align: save at multiples of ``save_steps``, also after a restart from a step that is none.
+        on_signal: when this signal arrives (SIGTERM, before a machine is taken away), the step that runs is
+            finished and saved, and training is asked to stop.
         max_failures: failed saves in a row that are tolerated without raising.
         """
         if saver is not None and scaffold is not None:
@@ -98,6 +102,8 @@ class AsyncCheckpointSaverHook(_v1.train.CheckpointSaverHook):  # type: ignore[m
         self._basename = os.path.basename(save_path)
         self._how, self._busy, self._blocking = snapshot, busy, blocking
         self._every = save_steps if align else None
+        self._on_signal = on_signal
+        self._signal: Watch | None = None
         self._snapshotter: Snapshotter | None = None
         self._last_write_began = time.perf_counter()
         self._state_seen: bytes | None = None
@@ -119,6 +125,8 @@ class AsyncCheckpointSaverHook(_v1.train.CheckpointSaverHook):  # type: ignore[m
         self._snapshotter = None
         self._state_seen = self._state_file()
         self._saves.open()
+        if self._on_signal is not None and self._signal is None:
+            self._signal = self._on_signal.start(0)
         for listener in self._tensorflow_listeners():
             listener.begin()
 
@@ -143,6 +151,10 @@ class AsyncCheckpointSaverHook(_v1.train.CheckpointSaverHook):  # type: ignore[m
             step = int(run_context.session.run(self._global_step_tensor))
             if self._timer.should_trigger_for_step(step):
                 self._trigger(run_context.session, step)
+        if self._signal is not None and self._signal.observe(run_values.results):
+            self._signal.taken(run_values.results)
+            _log.info("A signal arrived: training is asked to stop, and the last step is saved.")
+            self._saves.request_stop()
         self._saves.check()
         if self._saves.stop_requested:
             run_context.request_stop()
@@ -160,6 +172,9 @@ class AsyncCheckpointSaverHook(_v1.train.CheckpointSaverHook):  # type: ignore[m
         finally:
             if self._snapshotter is not None:
                 self._snapshotter.forget_session()
+            if self._signal is not None:
+                self._signal.close()
+                self._signal = None
             self._saves.close()
 
     def _set_steps_per_run(self, steps_per_run: int) -> None:
