@@ -80,7 +80,8 @@ class RunReader:
         """The state of the newest checkpoint, or of ``step``, as plain containers with NumPy arrays.
 
         ``only`` is a name at the top of the state, a JSON pointer (``"/model/fc.weight"``), several of
-        these, or a mapping of pointers to slices: ``{"/model/fc.weight": slice(0, 10)}``. Every byte
+        these, or a mapping of pointers to slices: ``{"/model/fc.weight": slice(0, 10)}``. A slice of the first
+        dimension reads only that part, any other reads the whole array and cuts it. Every byte
         that is read is checked. A bad newest checkpoint is passed over for the one before, and
         logged. ``NotCommitted`` if there is no such step, or nothing at all.
         """

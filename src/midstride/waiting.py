@@ -9,6 +9,11 @@ from typing import TypeVar
 
 from midstride.errors import Deadline
 
+try:
+    import resource
+except ImportError:  # no such limits on this system
+    resource = None  # type: ignore[assignment]
+
 _sleep = time.sleep
 _T = TypeVar("_T")
 
@@ -70,3 +75,9 @@ class SupervisedThread(threading.Thread):
 
     def __init__(self, work: Callable[[], None], name: str) -> None:
         super().__init__(target=work, name=name, daemon=True)
+
+
+def room_for_threads() -> bool:
+    """Whether threads may be started for convenience: each reserves some 70 MiB of address space, which a
+    process with a limit on that (``ulimit -v``) needs for its data."""
+    return resource is None or resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY

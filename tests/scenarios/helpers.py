@@ -1,16 +1,18 @@
-"""What several scenarios share: waiting without sleeping, slow storages, kills at every operation."""
+"""What several scenarios share: sizes, waiting without sleeping, slow storages, kills at every operation."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import signal
+import sys
 import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import children
 import numpy as np
 from hooked import WAIT_SECONDS, HookedStorage
 
@@ -18,6 +20,19 @@ import midstride as ms
 from midstride.storage import Storage
 from midstride.storage.base import WritableFile
 from midstride.testing import FaultyStorage, kill_at
+
+LONG = bool(os.environ.get("MIDSTRIDE_LONG"))
+"""Whether scenarios run at the full size of their text."""
+
+if LONG:
+    children.WATCHDOG_SECONDS = 3000
+
+T = TypeVar("T")
+
+
+def short_or_long(short: T, long: T) -> T:
+    """The size that a scenario has in every test run, or the full one under ``MIDSTRIDE_LONG=1``."""
+    return long if LONG else short
 
 
 def pause(seconds: float) -> None:
@@ -123,3 +138,35 @@ def kill_at_each_operation(prepared: Path, work: Callable[[Storage], None], chec
         shutil.rmtree(folder)
         if unharmed:
             return number - 1
+
+
+def exit_with_latest(path: str, way: str) -> None:
+    """In a child of any start method: end with the latest step, and 10 more, as the exit code."""
+    latest = ms.open(path).latest()
+    assert latest is not None
+    if way == "_exit":
+        os._exit(10 + latest.step)
+    sys.exit(10 + latest.step)
+
+
+class LatestSeen:
+    """A data set for workers of any start method: each item has the latest step and the worker's process.
+
+    The worker that is asked for item ``dies_at`` ends by ``os._exit``.
+    """
+
+    def __init__(self, path: str, length: int, dies_at: int | None = None) -> None:
+        self.path, self.length, self.dies_at = path, length, dies_at
+
+    def __len__(self) -> int:
+        return self.length
+
+    def latest_step(self) -> int:
+        latest = ms.open(self.path).latest()
+        assert latest is not None
+        return latest.step
+
+    def __getitem__(self, index: int) -> list[int]:
+        if index == self.dies_at:
+            os._exit(0)
+        return [index, self.latest_step(), os.getpid()]

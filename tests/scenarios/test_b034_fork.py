@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from children import run_well
+from helpers import short_or_long
 
 import midstride as ms
 
@@ -16,12 +18,15 @@ _FORK = """
     import os, sys, threading
     import numpy as np
     import midstride as ms
+    import hooked
+    from helpers import exit_with_latest
     from hooked import Gate, HookedStorage
     from midstride.errors import SaveError
     from midstride.storage import open_storage
 
+    hooked.WAIT_SECONDS = 600  # the children start while the gate is closed
     log = []  # operations of this process: (pid, operation)
-    gate = Gate()
+    gate = Gate(sys.argv[2])
     def hook(operation, name):
         log.append((os.getpid(), operation))
         if name.startswith("step-000000000002"):
@@ -78,10 +83,16 @@ _FORK = """
         assert not pending.done()
 
     import multiprocessing
+    others = []
     for method in ("spawn", "forkserver"):
-        context = multiprocessing.get_context(method)
-        with context.Pool(1) as pool:
-            assert pool.apply(os.path.exists, (path,))
+        for way in sys.argv[3].split():
+            child = multiprocessing.get_context(method).Process(target=exit_with_latest, args=(path, way))
+            child.start()
+            others.append(child)
+    for child in others:
+        child.join(60)
+        assert child.exitcode == 11, "saw step 1, and ended"
+    assert not pending.done()
     gate.open()
     assert pending.result(60).step == 2
     ckpt.save(3, state)
@@ -90,9 +101,18 @@ _FORK = """
 """
 
 
-def test_plain_fork(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "operation, ways",
+    short_or_long(
+        short=[("write", "exit")],
+        long=[(operation, "exit _exit") for operation in ("create_file", "write", "sync", "rename")],
+    ),
+)
+def test_plain_fork(tmp_path: Path, operation: str, ways: str) -> None:
     run = tmp_path / "run"
-    assert run_well(_FORK, run).split() == ["parent", "done"], "printed once: no child ran on as the parent"
+    assert run_well(_FORK, run, operation, ways).split() == ["parent", "done"], (
+        "printed once: no child ran on as the parent"
+    )
     reader = ms.open(run)
     assert [info.step for info in reader.checkpoints()] == [1, 2, 3]
     assert all(problems == [] for problems in reader.verify().values())
@@ -102,40 +122,51 @@ def test_plain_fork(tmp_path: Path) -> None:
 _LOADER = """
     import os, sys
     import torch
+    import hooked
     import midstride as ms
+    from helpers import LatestSeen
     from hooked import Gate, HookedStorage
     from midstride.errors import SaveError
     from midstride.storage import open_storage
+    from torch.utils.data import DataLoader
 
+    hooked.WAIT_SECONDS = 600  # the workers start while the gate is closed
     gate = Gate()
     def hook(operation, name):
         if name.startswith("step-000000000002"):
             gate(operation, name)
 
+    path, workers, items, epochs = sys.argv[1], *map(int, sys.argv[2:5])
     model = torch.nn.Linear(200, 200)
-    ckpt = ms.Checkpointer(HookedStorage(open_storage(sys.argv[1]), hook))
+    ckpt = ms.Checkpointer(HookedStorage(open_storage(path), hook))
     ckpt.save(1, {"model": model}).result()
     pending = ckpt.save(2, {"model": model})
     assert gate.reached.wait(60)
 
-    class Data(torch.utils.data.Dataset):
-        def __len__(self):
-            return 8
-        def __getitem__(self, index):
-            latest = ckpt.latest().step
+    class Forked(LatestSeen):
+        def latest_step(self):
             try:
                 ckpt.save(9, {"model": model})
-                refused = 0
             except SaveError:
-                refused = 1
-            return torch.tensor([index, latest, refused, os.getpid()])
+                return ckpt.latest().step
 
-    loader = torch.utils.data.DataLoader(Data(), num_workers=2, batch_size=2, multiprocessing_context="fork")
-    for epoch in range(2):
-        seen = torch.cat(list(loader))
-        assert seen[:, 0].tolist() == list(range(8))
-        assert (seen[:, 1] == 1).all() and (seen[:, 2] == 1).all()
-        assert os.getpid() not in seen[:, 3].tolist() and len(set(seen[:, 3].tolist())) == 2
+    for method in sys.argv[5].split():
+        kind = Forked if method == "fork" else LatestSeen
+        def batches(dies_at=None):
+            data = kind(path, items, dies_at)
+            return DataLoader(data, num_workers=workers, batch_size=2, multiprocessing_context=method)
+        for epoch in range(epochs):
+            columns = [torch.cat(parts).tolist() for parts in zip(*batches())]
+            assert columns[0] == list(range(items))
+            assert set(columns[1]) == {1}
+            assert os.getpid() not in columns[2] and len(set(columns[2])) == workers
+        if sys.argv[6] == "and die":
+            try:
+                list(batches(dies_at=items - 1))
+            except (RuntimeError, OSError, EOFError):
+                pass  # the loader's own, or that of the pipe it was reading
+            else:
+                raise AssertionError("a worker's end was not noticed")
     assert not pending.done()
     gate.open()
     assert pending.result(60).step == 2
@@ -143,8 +174,15 @@ _LOADER = """
 """
 
 
-def test_data_loader_workers(tmp_path: Path) -> None:
-    run_well(_LOADER, tmp_path / "run")
+@pytest.mark.parametrize(
+    "workers, items, epochs, methods, ends",
+    short_or_long(
+        short=[(2, 8, 2, "fork", "normally")],
+        long=[(4, 64, 5, "fork", "and die"), (4, 64, 2, "spawn forkserver", "and die")],
+    ),
+)
+def test_data_loader_workers(tmp_path: Path, workers: int, items: int, epochs: int, methods: str, ends: str) -> None:
+    run_well(_LOADER, tmp_path / "run", workers, items, epochs, methods, ends)
     reader = ms.open(tmp_path / "run")
     assert [info.step for info in reader.checkpoints()] == [1, 2]
     assert all(problems == [] for problems in reader.verify().values())

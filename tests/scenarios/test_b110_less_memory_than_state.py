@@ -13,44 +13,50 @@ import numpy as np
 import pytest
 import torch
 from children import run_well
+from helpers import short_or_long
 
 import midstride as ms
 
-_COUNT, _ROWS, _COLUMNS = 48, 1024, 1024
-"""Arrays of 4 MiB, 192 MiB together; the processes below may take less than that."""
+_COUNT, _ROWS, _COLUMNS = short_or_long(short=(48, 1024, 1024), long=(100, 2560, 1024))
+"""Arrays of 4 MiB, 192 MiB together; in the long form of 10 MiB, 1 GB together."""
+
+_NBYTES = _COUNT * _ROWS * _COLUMNS * 4
+
+_READING_BYTES = short_or_long(short=150 * 2**20, long=300 * 10**6)
+"""What the reading process may take, beside its own code: less than the state."""
 
 _LIMIT = """
     import resource, sys
+    sys.modules["torch"] = None  # not installed
     import numpy as np
     import midstride as ms
     from midstride import checkpointer, reader
 
-    COUNT, ROWS, COLUMNS = 48, 1024, 1024
+    COUNT, ROWS, COLUMNS, LIMIT = map(int, sys.argv[2:6])
 
-    def limit(mebibytes):
+    def limit():
         with open("/proc/self/statm") as file:
             now = int(file.read().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (now + mebibytes * 2**20,) * 2)
+        resource.setrlimit(resource.RLIMIT_AS, (now + LIMIT,) * 2)
 """
 
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("large") / "run"
-    # Broadcast views: large on disk, nothing in memory.
-    state = {
-        f"w{n}": np.broadcast_to(np.arange(n, n + _COLUMNS, dtype=np.float32), (_ROWS, _COLUMNS)) for n in range(_COUNT)
-    }
+    # Expanded views: large on disk, nothing in memory.
+    rows = [torch.arange(n, n + _COLUMNS, dtype=torch.float32) for n in range(_COUNT)]
+    state = {f"w{n}": row.expand(_ROWS, _COLUMNS) for n, row in enumerate(rows)}
     with ms.Checkpointer(run, staging_bytes=2**24) as ckpt:
         info = ckpt.save(1, {"model": state}).result()
-        assert info.nbytes > 192 * 2**20
+        assert info.nbytes > _NBYTES
     return run
 
 
 _READ = (
     _LIMIT
     + """
-    limit(150)
+    limit()
     run = ms.open(sys.argv[1])
     names = [f"w{n}" for n in range(COUNT)]
     def right(array, n, rows):
@@ -71,24 +77,27 @@ _READ = (
 
 
 def test_reading(large: Path) -> None:
-    assert run_well(_READ, large) == "all at once does not fit\n"
+    assert run_well(_READ, large, _COUNT, _ROWS, _COLUMNS, _READING_BYTES) == "all at once does not fit\n"
 
 
 _SAVE = (
     _LIMIT
     + """
     with ms.Checkpointer(sys.argv[1], staging_bytes=8 * 2**20) as ckpt:
-        limit(60)
         rows = [np.arange(n, n + COLUMNS, dtype=np.float32) for n in range(COUNT)]
         state = {f"w{n}": np.broadcast_to(row, (ROWS, COLUMNS)) for n, row in enumerate(rows)}
-        assert ckpt.save(1, {"model": state}).result().nbytes > 192 * 2**20
+        if sys.argv[6] == "arrays":
+            state = {name: view.copy() for name, view in state.items()}
+        limit()
+        assert ckpt.save(1, {"model": state}).result().nbytes > COUNT * ROWS * COLUMNS * 4
         assert ckpt.statistics().staging_bytes <= 8 * 2**20
 """
 )
 
 
-def test_saving_through_a_budget(tmp_path: Path) -> None:
-    run_well(_SAVE, tmp_path / "run")
+@pytest.mark.parametrize("kind", short_or_long(short=["views"], long=["views", "arrays"]))
+def test_saving_through_a_budget(tmp_path: Path, kind: str) -> None:
+    run_well(_SAVE, tmp_path / "run", _COUNT, _ROWS, _COLUMNS, 60 * 2**20, kind)
     run = ms.open(tmp_path / "run")
     assert run.verify() == {run.checkpoints()[0].name: []}
     part = run.load(only={"/model/w47": (slice(1000, 1001), slice(0, 4))})

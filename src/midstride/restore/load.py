@@ -260,7 +260,7 @@ def _put_back(fill: Fill, info: CheckpointInfo) -> Any:
         for load in (*fill.loads, *fill.last_loads):
             load()
         return fill.build()
-    except MidstrideError:
+    except (MidstrideError, MemoryError):
         raise
     except Exception as error:
         raise StateMismatch(

@@ -27,7 +27,7 @@ from midstride.limits import BLOCK_BYTES, CHUNK_BYTES
 from midstride.restore.catalog import check_sizes
 from midstride.storage.base import ReadableFile, ReadableStorage
 from midstride.tree import named_leaves, pointer
-from midstride.waiting import SupervisedThread, wait_for
+from midstride.waiting import SupervisedThread, room_for_threads, wait_for
 
 _SMALL_BYTES = 2**20
 """Up to here, reading with neighbours and copying costs less than a read of its own."""
@@ -291,23 +291,20 @@ class _Team:
 
     def _start(self, count: int) -> None:
         """As many threads as there is memory for. Without any, the caller does the work."""
-        for number in range(count):
-            try:
-                drain = functools.partial(self._drain, np.empty(CHUNK_BYTES, np.uint8))
-            except MemoryError:
-                if number:
-                    return
-                raise
-            with self._changed:
-                self._working += 1
-            try:
-                SupervisedThread(drain, "midstride-read").start()
-            except RuntimeError:
-                if number:
-                    self._ended()
-                else:
-                    drain()
-                return
+        scratches = [np.empty(CHUNK_BYTES, np.uint8)] if count else []
+        with contextlib.suppress(MemoryError):
+            scratches += [np.empty(CHUNK_BYTES, np.uint8) for _ in range(count - 1) if room_for_threads()]
+        self._working = len(scratches)
+        started = 0
+        with contextlib.suppress(RuntimeError):
+            for scratch in scratches if room_for_threads() else ():
+                SupervisedThread(functools.partial(self._drain, scratch), "midstride-read").start()
+                started += 1
+        with self._changed:
+            self._working -= len(scratches) - started
+        if scratches and not started:
+            self._working = 1
+            self._drain(scratches[0])
 
     def _drain(self, scratch: np.ndarray) -> None:
         try:

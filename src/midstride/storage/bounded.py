@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 from midstride import limits
 from midstride.errors import MidstrideError, Unavailable
 from midstride.storage.base import Entry, ReadableFile, ReadableStorage
-from midstride.waiting import SupervisedThread
+from midstride.waiting import SupervisedThread, room_for_threads
 
 _T = TypeVar("_T")
 
@@ -19,7 +19,8 @@ class BoundedReads:
     """A storage to read from, each call of which ends within ``limits.STORAGE_SECONDS`` or raises ``Unavailable``.
 
     Nothing can end a call that hangs in the system: it keeps its thread until it returns, and as long
-    as one does, every other call is refused at once. So no more threads hang than were reading.
+    as one does, every other call is refused at once. So no more threads hang than were reading. Where there is
+    no room for threads, calls are made as they are.
     """
 
     def __init__(self, storage: ReadableStorage) -> None:
@@ -35,7 +36,7 @@ class BoundedReads:
 
     def within(self, action: Callable[[], _T], what: str, too_late: Callable[[_T], None] = lambda _: None) -> _T:
         """The result of ``action``. ``too_late`` gets one that comes when nobody waits for it any more."""
-        if isinstance(threading.current_thread(), SupervisedThread):
+        if isinstance(threading.current_thread(), SupervisedThread) or not room_for_threads():
             return action()
         if hanging := [call for call in list(self._hanging) if not call.ended.is_set()]:
             raise Unavailable(f"{self.description} does not answer: {hanging[0].what} still hangs. Look at the mount")
