@@ -158,6 +158,8 @@ def bench(state: Any, fresh: Callable[[], Any], folder: Path, repeats: int) -> t
             times.setdefault("midstride: stall of save()", []).append(time.perf_counter() - began)
             pending.result()
             times.setdefault("midstride: call to durable", []).append(time.perf_counter() - began)
+            ckpt.wait()  # the older one is deleted now, which the floor must not feel
+            times.setdefault("midstride: until the older one is deleted", []).append(time.perf_counter() - began)
             timed(times, "floor: direct write + fsync", floors.write)
             _peers_save(times, state, folder)
         saved = ckpt.statistics()

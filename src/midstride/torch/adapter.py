@@ -38,12 +38,13 @@ class TorchAdapter:
         plain = type(value) in _PLAIN_TENSORS and value.layout == torch.strided
         if name is None or not plain or value.is_meta or value.is_nested:
             raise UnsupportedState(f"{pointer(path) or '/'}: {_why_refused(value)}. Nothing was written")
-        count = value.numel()
-        if count and not value.untyped_storage().nbytes():
-            # As sharding wrappers leave them between uses: to read it would end the process.
-            raise UnsupportedState(f"{pointer(path) or '/'}: the tensor's memory was freed. Nothing was written")
+        count, size = value.numel(), value.element_size()
         address = value.data_ptr() if count else None
-        return ArrayLeaf(path, name, tuple(value.shape), count * value.element_size(), value, address, self)
+        # A storage at address 0 (cheaper to ask than the storage itself) was freed, as sharding wrappers leave
+        # them between uses: to read it would end the process.
+        if address is not None and address == value.storage_offset() * size:
+            raise UnsupportedState(f"{pointer(path) or '/'}: the tensor's memory was freed. Nothing was written")
+        return ArrayLeaf(path, name, tuple(value.shape), count * size, value, address, self)
 
     def memory_key(self, value: torch.Tensor) -> tuple[Any, ...]:
         flags = (value.is_conj(), value.is_neg())
