@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 
-.PHONY: demo test check bench crash docs clean
+.PHONY: demo test check bench crash docs compat clean
 
 demo: $(READY)
 	$(BIN)/python examples/demo.py
@@ -27,6 +27,10 @@ crash: $(READY)
 docs: $(READY)
 	$(BIN)/python -m pytest tests/docs
 
+# Each supported TensorFlow in an environment of its own under .compat: some gigabytes, some minutes.
+compat:
+	$(PYTHON) tests/compat/run.py
+
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Midstride needs Python 3.11 or newer")'
 	$(PYTHON) -m venv $(VENV)
@@ -34,4 +38,4 @@ $(READY): pyproject.toml constraints.txt
 	touch $(READY)
 
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) .compat

@@ -16,7 +16,12 @@ import numpy as np
 
 from midstride.tree import Node, Path, Tree
 
-_ADAPTERS = {"numpy": "midstride.numpy_arrays", "torch": "midstride.torch.adapter"}
+_ADAPTERS = {
+    "numpy": "midstride.numpy_arrays",
+    "torch": "midstride.torch.adapter",
+    "tensorflow": "midstride.tensorflow.adapter",
+    "keras": "midstride.keras.adapter",
+}
 """Module of the adapter for the classes of each top-level package."""
 
 
@@ -34,6 +39,9 @@ class ArrayLeaf:
     address: int | None
     """Of the first element; None for an array without elements."""
     adapter: ArrayAdapter
+    variable: bool = False
+    """A place that holds an array, rather than an array: a restore fills it wherever it stands in the state,
+    and gives the caller no other in its stead."""
 
 
 @dataclass(slots=True)

@@ -397,15 +397,7 @@ class Checkpointer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        # sys.exit(0) claims success, so a lost checkpoint must replace it.
-        if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
-            self.close()
-            return
-        try:
-            self.close()
-        except Exception as failure:  # the caller's own exception must be the one that is seen
-            _log.error("while another exception was leaving: %s", failure)
-            error.add_note(f"midstride: {type(failure).__name__}: {failure}")
+        exit_guard.leave(self.close, error)
 
 
 MIN_STAGING_BYTES = 256 * 1024

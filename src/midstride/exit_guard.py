@@ -1,4 +1,4 @@
-"""At the interpreter's exit: finish saves in flight, and end non-zero if one failed and nobody was told.
+"""At the end of a block or of the interpreter: finish saves in flight, and let no failed one go untold.
 
 ``sys.exit()`` or the end of the script must not tear a running save, and a lost last checkpoint
 must not look like success. An exception in an ``atexit`` handler leaves the exit code at 0, hence
@@ -13,7 +13,10 @@ import logging
 import os
 import sys
 import weakref
+from collections.abc import Callable
 from typing import Protocol
+
+_log = logging.getLogger("midstride")
 
 
 class Closable(Protocol):
@@ -37,6 +40,19 @@ def add(item: Closable) -> None:
 def discard(item: Closable) -> None:
     """``item`` is closed already."""
     _open.discard(item)
+
+
+def leave(close: Callable[[], None], error: BaseException | None) -> None:
+    """End a ``with`` block that ``error`` leaves, or nothing. What ``close`` raises does not hide an error."""
+    # sys.exit(0) claims success, so a lost checkpoint must replace it.
+    if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
+        close()
+        return
+    try:
+        close()
+    except Exception as failure:  # the caller's own exception must be the one that is seen
+        _log.error("while another exception was leaving: %s", failure)
+        error.add_note(f"midstride: {type(failure).__name__}: {failure}")
 
 
 def _close_all() -> None:

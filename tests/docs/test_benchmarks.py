@@ -6,10 +6,23 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 
 def test_quick_form(tmp_path: Path) -> None:
     script = Path(__file__).parents[2] / "benchmarks" / "bench_core.py"
     command = [sys.executable, str(script), "--quick", "--folder", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "midstride: stall of save()" in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.timeout(900)  # seven processes that import TensorFlow
+def test_quick_form_for_tensorflow(tmp_path: Path) -> None:
+    pytest.importorskip("tensorflow")
+    script = Path(__file__).parents[2] / "benchmarks" / "bench_tensorflow.py"
+    command = [sys.executable, str(script), "--quick", "--folder", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "counts and bytes are as they should be" in done.stdout
     assert list(tmp_path.iterdir()) == []

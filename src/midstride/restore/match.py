@@ -75,7 +75,7 @@ class Matcher:
         elif isinstance(template, (list, tuple, deque)):
             for number, value in enumerate(template):
                 self._collect_objects(value, (*path, number))
-        elif is_stateful(template):
+        elif is_stateful(template) or _is_special(adapter_for(type(template)), template):
             self._objects.append(LiveObject(path, template, {}))
         elif dataclasses.is_dataclass(template) and not isinstance(template, type):
             for f in dataclasses.fields(template):
@@ -99,7 +99,7 @@ class Matcher:
                 if isinstance(tree, ArrayRef):
                     return self._arrays.like(adapter, template, leaf, tree.index, path, in_place=in_place)
                 return self._wrong(path, f"holds {_what(tree)}", f"an array {leaf.dtype}{list(leaf.shape)}")
-        if is_stateful(template):
+        if is_stateful(template) or _is_special(adapter, template):
             return self._object(adapter, template, tree, path)
         if isinstance(template, (dict, list, tuple, deque, set, frozenset)):
             return self._container(template, tree, path, in_place=in_place)
@@ -139,7 +139,7 @@ class Matcher:
             saved = Node("object", [tree])
         else:
             return self._wrong(path, f"holds {_what(tree)}", f"the state of a {type_name(template)}")
-        special = adapter is not None and adapter.is_object(template)
+        special = _is_special(adapter, template)
         inner, expected = saved.children[0], None
         if special and adapter is not None:
             inner, expected = adapter.fit(template, saved, self._objects, self._report)
@@ -299,6 +299,11 @@ class Matcher:
     def _wrong(self, path: Path, has: str, wanted: str) -> Build:
         report_difference(self._report, path, has, wanted)
         return lambda: None
+
+
+def _is_special(adapter: ArrayAdapter | None, value: Any) -> bool:
+    """Whether an object's state is its adapter's business; it need not have ``load_state_dict``."""
+    return adapter is not None and adapter.is_object(value)
 
 
 def _what(tree: Tree) -> str:

@@ -340,7 +340,7 @@ class Saver:
 def library_versions() -> dict[str, str]:
     """Versions of what had a part in the state, for people who look into a checkpoint later."""
     versions = {"python": platform.python_version(), "numpy": np.__version__}
-    for name in ("midstride", "torch"):
+    for name in ("midstride", "torch", "tensorflow", "keras"):
         version = getattr(sys.modules.get(name), "__version__", None)
         if version is not None:
             versions[name] = str(version)

@@ -1,4 +1,4 @@
-"""For TensorFlow: the asynchronous checkpoint hook for sessions, and what reads its folders."""
+"""For TensorFlow: asynchronous checkpoints of sessions and of objects, and what reads their folders."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ if TYPE_CHECKING:
     from midstride.tensorflow.folder import CheckpointFolder
     from midstride.tensorflow.hook import AsyncCheckpointSaverHook
     from midstride.tensorflow.latest import latest_checkpoint
+    from midstride.tensorflow.manager import CheckpointManager
 
 _HOMES = {
     "AsyncCheckpointSaverHook": "hook",
     "CheckpointFolder": "folder",
+    "CheckpointManager": "manager",
     "latest_checkpoint": "latest",
 }
 """Looked up when first used: what only reads a folder needs no TensorFlow."""
 
-__all__ = ["AsyncCheckpointSaverHook", "CheckpointFolder", "latest_checkpoint"]
+__all__ = ["AsyncCheckpointSaverHook", "CheckpointFolder", "CheckpointManager", "latest_checkpoint"]
 
 
 def __getattr__(name: str) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Any, Literal
 
 import tensorflow as tf
@@ -28,7 +27,6 @@ _log = _v1.logging
 
 _SKIP_AFTER_SECONDS = 0.1
 """How long a save that is due waits for the one that is running before it is put off."""
-_PASSING = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.DeadlineExceededError, tf.errors.UnknownError)
 
 
 class AsyncCheckpointSaverHook(_v1.train.CheckpointSaverHook):  # type: ignore[misc, name-defined]
@@ -112,7 +110,7 @@ class AsyncCheckpointSaverHook(_v1.train.CheckpointSaverHook):  # type: ignore[m
             what=checkpoint_dir,
             max_failures=max_failures,
             listeners=lambda: [item for item in self._listeners if isinstance(item, Listener)],
-            may_pass=lambda error: isinstance(error, _PASSING),
+            may_pass=state_file.may_pass,
         )
 
     # What TensorFlow calls.
@@ -226,7 +224,7 @@ class AsyncCheckpointSaverHook(_v1.train.CheckpointSaverHook):  # type: ignore[m
             began,
             lambda: self._write(snapshot, step),
             here=here or snapshot.blocking,
-            progress=self._written_bytes,
+            progress=lambda: state_file.written_bytes(self._save_path),
             afterwards=lambda: self._saved(session, step, began),
             release=snapshot.drop,
         )
@@ -257,8 +255,7 @@ class AsyncCheckpointSaverHook(_v1.train.CheckpointSaverHook):  # type: ignore[m
         _log.info("Checkpoint actual writing time: (%.3f sec)", seconds)
         _log.info("Checkpoint finished for %d into %s.", step, self._save_path)
         self._last_checkpoint_step = step
-        created = datetime.now(UTC).isoformat(timespec="microseconds")
-        return info or CheckpointInfo(step, step, None, "", os.path.basename(path or self._save_path), created)
+        return info or state_file.without_digests(path or self._save_path, step)
 
     def _saved(self, session: Any, step: int, began: float) -> None:
         log = _v1.SessionLog(status=_v1.SessionLog.CHECKPOINT, checkpoint_path=self._save_path)
@@ -286,16 +283,6 @@ class AsyncCheckpointSaverHook(_v1.train.CheckpointSaverHook):  # type: ignore[m
 
     def _tensorflow_listeners(self) -> list[Any]:
         return [item for item in self._listeners if not isinstance(item, Listener)]
-
-    def _written_bytes(self) -> int:
-        """Of the files of this basename: it grows while TensorFlow writes."""
-        total = 0
-        for path in tf.io.gfile.glob(f"{self._save_path}-*"):
-            try:
-                total += tf.io.gfile.stat(path).length
-            except tf.errors.OpError:
-                continue
-        return total
 
     def _state_file(self) -> bytes | None:
         try:

@@ -190,9 +190,9 @@ class Saves:
                 timeout=timeout,
             )
 
-    def check(self) -> None:
+    def check(self, tolerated: int | None = None) -> None:
         """Raise the failure of a save that nobody was told of yet, if more came in a row than are tolerated."""
-        self._failures.surface(self._max_failures)
+        self._failures.surface(self._max_failures if tolerated is None else tolerated)
 
     def open(self) -> None:
         """Have what is running finished when the interpreter exits."""

@@ -19,8 +19,10 @@ from tensorflow.python.lib.io import _pywrap_file_io
 class FileOrder:
     """``faults`` says what was out of order; ``published`` are the steps that the state file has named, in order."""
 
-    def __init__(self, folder: Path, basename: str = "model.ckpt") -> None:
-        self._folder, self._basename = folder.resolve(), basename
+    def __init__(
+        self, folder: Path, basename: str = "model.ckpt", kinds: tuple[str, ...] = ("data", "index", "meta")
+    ) -> None:
+        self._folder, self._basename, self._kinds = folder.resolve(), basename, set(kinds)
         self._synced: dict[int, int] = {}
         self._folder_is_synced = True
         self.faults: list[str] = []
@@ -72,7 +74,7 @@ class FileOrder:
             self.faults.append(f"the state file that names step {step} was renamed before it was synced")
         files = self._files_of(step)
         kinds = {file.name.removeprefix(f"{self._basename}-{step}.").split("-")[0] for file in files}
-        for missing in sorted({"data", "index", "meta"} - kinds):
+        for missing in sorted(self._kinds - kinds):
             self.faults.append(f"the state file named step {step} before its {missing} file was there")
         for file in files:
             if not self._is_synced(file):
