@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 
-.PHONY: demo test check bench crash docs compat clean
+.PHONY: demo test check bench crash long docs compat clean
 
 demo: $(READY)
 	$(BIN)/python examples/demo.py
@@ -23,6 +23,9 @@ bench: $(READY)
 
 crash: $(READY)
 	MIDSTRIDE_LONG=1 $(BIN)/python -m pytest tests/crash --timeout 3600
+
+long: $(READY)
+	MIDSTRIDE_LONG=1 $(BIN)/python -m pytest tests/scenarios tests/frameworks --timeout 3600
 
 docs: $(READY)
 	$(BIN)/python -m pytest tests/docs

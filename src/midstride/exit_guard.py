@@ -2,7 +2,8 @@
 
 ``sys.exit()`` or the end of the script must not tear a running save, and a lost last checkpoint
 must not look like success. An exception in an ``atexit`` handler leaves the exit code at 0, hence
-``os._exit``; it comes in the handler that was registered first, which runs last.
+``os._exit``; it comes in the handler that was registered first, which runs last. Handlers that others
+registered before Midstride was first used are not run then; streams and logs are flushed.
 """
 
 from __future__ import annotations

@@ -65,9 +65,8 @@ class ArrayFiller:
         """Array number ``index`` for the place of the template's array ``leaf``: into it, or a new one like it."""
         if leaf.variable and not in_place:
             # It is the caller's own, so it is filled when objects are loaded, and stays where it is.
-            build = _once(self.like(adapter, template, leaf, index, path, in_place=True))
-            self._fill.loads.append(build)
-            return build
+            self._fill.loads.append(self.like(adapter, template, leaf, index, path, in_place=True))
+            return lambda: template
         saved = self._arrays[index]
         if saved.shape != leaf.shape:
             report_difference(self._report, path, f"has shape {list(saved.shape)}", f"{list(leaf.shape)}")

@@ -4,7 +4,8 @@ One training run meets "no space left" and "input/output error" at every file op
 (``operations.py`` numbers them): at the next step it is told; what was saved before is whole; training goes on, and the
 next save works. Where the tests may mount a file system, a small real disk is filled up, and made read-only.
 
-``MIDSTRIDE_LONG=1`` takes every operation of a first save too; the short form every fifth.
+``MIDSTRIDE_LONG=1`` takes every operation with both errors; the short form every second with one or the other, and every
+eighth of a first save.
 """
 
 from __future__ import annotations
@@ -141,9 +142,9 @@ def test_an_error_at_any_operation_of_a_save(kind: str, tmp_path: Path, monkeypa
     with running(tmp_path, task, listeners=[listener]) as training:
         hook = training.hook
         training.run(2)
-        number = 0
+        number = 0 if LONG else list(SYSTEM_CODES).index(kind)
         while True:
-            number += 1
+            number += 1 if LONG else 2
             before, statistics, heard = listed_steps(tmp_path), hook.statistics(), listener.after
             disk.break_at(number)
             training.run()
@@ -195,6 +196,27 @@ def test_saved_is_said_though_what_is_deleted_after_it_cannot_be(
         assert training.hook.statistics().saves_failed == 0
 
 
+@pytest.mark.xfail(strict=True, reason="the state file that it has written itself looks like another's to it")
+def test_an_error_after_the_announcement_is_not_taken_for_another_saver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def act(name: str, path: str) -> None:
+        if name == "fsync" and path == str(tmp_path) and operations.seen[-3].startswith("replace checkpoint"):
+            raise OSError(errno.EIO, "injected", path)
+
+    with running(tmp_path, task_of()) as training:
+        with monkeypatch.context() as patch:
+            operations = Operations(str(tmp_path), act)
+            operations.watch(patch)
+            training.run()
+        assert training.hook.statistics().saves_failed == 1
+        assert isinstance(told_by(training.run), ms.MidstrideError)
+        training.hook.wait(WATCHDOG_SECONDS)
+        training.run()
+    assert listed_steps(tmp_path)[-1] == 3
+    assert "Another saver" not in caplog.text
+
+
 @pytest.mark.xfail(strict=True, reason="the files of a failed save stay, on a disk that may be full")
 @pytest.mark.parametrize("operation", ["append model.ckpt-2.meta", "fsync model.ckpt-2.index"])
 def test_a_failed_save_leaves_no_files(operation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,9 +241,9 @@ def test_an_error_at_any_operation_of_the_first_save(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Here it may also be raised before anything was begun: by ``begin``, or when the session is made."""
-    number = 0 if LONG else 2 * list(SYSTEM_CODES).index(kind)
+    number = 0 if LONG else 4 * list(SYSTEM_CODES).index(kind)
     while True:
-        number += 1 if LONG else 5
+        number += 1 if LONG else 8
         folder = tmp_path / str(number)
         disk, task = BrokenDisk(folder, kind), task_of()
         hook = ours(str(folder), save_steps=1, scaffold=task.scaffold)

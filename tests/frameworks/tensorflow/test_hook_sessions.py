@@ -206,6 +206,33 @@ def test_a_restart_goes_on_and_counts_the_earlier_runs(tmp_path: Path) -> None:
     assert digests == [f"model.ckpt-{step}.midstride.json" for step in (4, 5, 6)]
 
 
+def test_a_restart_saves_what_it_has_changed(tmp_path: Path) -> None:
+    """The step is that of a checkpoint which is there already; its content is not."""
+
+    class Change(v1.train.SessionRunHook):
+        def after_create_session(self, session: Any, coord: Any) -> None:
+            # Nothing may be added to the graph now.
+            weight = next(variable for variable in v1.global_variables() if variable.op.name == "w0")
+            weight.load([0.5], session)
+
+    for hooks in ([], [Change()]):
+        task = make_task(variables=2, saver=keeping(2))
+        hook = ours(str(tmp_path), save_steps=1, scaffold=task.scaffold)
+        with (
+            task.graph.as_default(),
+            v1.train.MonitoredSession(
+                v1.train.ChiefSessionCreator(task.scaffold, checkpoint_dir=str(tmp_path)), hooks=[*hooks, hook]
+            ) as session,
+        ):
+            hook.wait(WATCHDOG_SECONDS)
+            if not hooks:
+                session.run(task.train_op)
+    assert steps_on_disk(tmp_path) == [0, 1]
+    assert values_of(tmp_path, 1) == {0.5, 1.0}
+    assert CheckpointFolder(tmp_path).verify() == {"model.ckpt-0": [], "model.ckpt-1": []}
+    assert latest_checkpoint(tmp_path) == str(tmp_path / "model.ckpt-1")
+
+
 @pytest.mark.parametrize("hours", [1e-9, 10_000], ids=["all", "none"])
 def test_what_is_kept_by_the_hour_over_a_restart(hours: float, tmp_path: Path) -> None:
     """As with TensorFlow's own hook."""
@@ -424,6 +451,32 @@ def test_a_relative_folder_while_the_script_is_elsewhere(tmp_path: Path, monkeyp
         training.end()
     assert not (tmp_path / "elsewhere" / "run").exists()
     assert all_listed(tmp_path / "here" / "run") == [0, 1, 2]
+
+
+def train_in_memory(folder: str) -> None:
+    """In a file system that only TensorFlow knows, as ``gs://`` is."""
+    for _ in range(2):
+        task = make_task(variables=2, saver=keeping(2))
+        hook = ours(folder, save_steps=1, scaffold=task.scaffold)
+        with training_in(folder, task, hook) as run:
+            run(2)
+
+
+def test_a_folder_that_is_not_of_this_machine(tmp_path: Path) -> None:
+    folder = f"ram://{tmp_path.name}"
+    train_in_memory(folder)
+    assert tf.train.latest_checkpoint(folder) == f"{folder}/model.ckpt-4"
+    assert tf.train.load_variable(folder, "w1").tolist() == [4.0]
+    names = {name.split(".")[1] for name in tf.io.gfile.listdir(folder) if name.startswith("model.")}
+    assert names == {"ckpt-3", "ckpt-4"}
+    assert not Path("ram:").exists()
+
+
+@pytest.mark.xfail(strict=True, reason="it is looked for on this machine, and None means that nothing was ever saved")
+def test_the_latest_of_a_folder_that_is_not_of_this_machine(tmp_path: Path) -> None:
+    folder = f"ram://{tmp_path.name}"
+    train_in_memory(folder)
+    assert latest_checkpoint(folder) == f"{folder}/model.ckpt-4"
 
 
 def test_a_read_only_folder(tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
 
 import midstride as ms
 from midstride.storage import MemoryStorage
@@ -89,6 +88,12 @@ def restore(storage: MemoryStorage, state: Any, **options: Any) -> ms.Restored:
     restored = ms.Checkpointer(storage).restore(state, **options)
     assert restored is not None
     return restored
+
+
+def load_file(path: Path) -> dict[str, np.ndarray]:
+    """With the library that the format comes from."""
+    arrays: dict[str, np.ndarray] = pytest.importorskip("safetensors.numpy").load_file(path)
+    return arrays
 
 
 def script(source: str, *arguments: object, **env: str) -> str:
