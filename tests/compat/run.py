@@ -31,7 +31,7 @@ VERSIONS = {
     "2.18": "tensorflow-cpu==2.18.*",  # the first with NumPy 2
     "newest": "tensorflow-cpu",
 }
-BESIDES = ["xxhash", "typer", "rich", "pytest", "pytest-timeout", "hypothesis"]
+BESIDES = ["xxhash", "typer", "rich", "safetensors", "scikit-learn", "pytest", "pytest-timeout", "hypothesis"]
 TESTS = ["tests/frameworks/tensorflow", "tests/docs/test_tensorflow_guide.py"]
 
 COUNTS = ["passed", "failed", "skipped", "expected to fail"]
@@ -54,8 +54,7 @@ def make_environment(name: str) -> Path:
     if not python.exists():
         run([sys.executable, "-m", "venv", str(folder)])
     pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    run([*pip, "--upgrade", VERSIONS[name]])
-    run([*pip, *BESIDES])
+    run([*pip, "--upgrade", VERSIONS[name], *BESIDES])
     run([*pip, "--no-deps", "--editable", str(ROOT)])
     return python
 
@@ -88,7 +87,8 @@ def run_tests(name: str, python: Path) -> tuple[dict[str, int], list[str]]:
     report.unlink(missing_ok=True)
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONDONTWRITEBYTECODE": "1"}
     tests = [test for test in TESTS if (ROOT / test).exists()]
-    command = [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", *tests]
+    command = [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}"]
+    command += ["--continue-on-collection-errors", *tests]
     print("$", " ".join(command), flush=True)
     subprocess.run(command, cwd=ROOT, env=environment, check=False)
     counts = dict.fromkeys(COUNTS, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Sequence
@@ -98,6 +99,11 @@ class AsyncCheckpointSaverHook(_v1.train.CheckpointSaverHook):  # type: ignore[m
             _log.info(" with %d listener(s).", len(self._listeners))
 
         self._basename = os.path.basename(save_path)
+        # Where files are written: the worker does it when the script may be in another folder for a while.
+        self._relative = state_file.is_local(save_path) and not os.path.isabs(save_path)
+        self._place = os.path.abspath(save_path) if self._relative else save_path
+        self._folder = os.path.dirname(self._place)
+        self._ending = False
         self._how, self._busy, self._blocking = snapshot, busy, blocking
         self._every = save_steps if align else None
         self._on_signal = on_signal
@@ -116,6 +122,8 @@ class AsyncCheckpointSaverHook(_v1.train.CheckpointSaverHook):  # type: ignore[m
     # What TensorFlow calls.
 
     def begin(self) -> None:
+        state_file.make_folder(self._checkpoint_dir)
+        self._ending = False
         self._summary_writer = _v1.summary.FileWriterCache.get(self._checkpoint_dir)
         self._global_step_tensor = training_util._get_or_create_global_step_read()
         if self._global_step_tensor is None:
@@ -164,7 +172,8 @@ class AsyncCheckpointSaverHook(_v1.train.CheckpointSaverHook):  # type: ignore[m
             self._saves.wait(stall_seconds=EXIT_SECONDS)
             last_step = int(session.run(self._global_step_tensor))
             if last_step != self._last_checkpoint_step:
-                self._save(session, last_step, here=True)
+                self._ending = True
+                self._save(session, last_step)
             for listener in self._tensorflow_listeners():
                 listener.end(session, last_step)
         finally:
@@ -206,15 +215,24 @@ class AsyncCheckpointSaverHook(_v1.train.CheckpointSaverHook):  # type: ignore[m
             self._saves.wait()
         self._timer.update_last_triggered_step(step if self._every is None else step - step % self._every)
         _log.info("Triggering checkpoint. %s", step)
-        self._save(session, step, here=self._blocking)
+        self._save(session, step)
         return True
 
-    def _save(self, session: Any, step: int, *, here: bool) -> None:
+    def _save(self, session: Any, step: int) -> bool:
+        """Subclasses know it by this signature. Returns whether a listener has asked to stop."""
         _log.info("Saving checkpoints for %d into %s.", step, self._save_path)
         began = self._saves.begin(step)
-        for listener in self._tensorflow_listeners():
-            listener.before_save(session, step)
-        snapshot = self._ready(session).take(session)
+        try:
+            for listener in self._tensorflow_listeners():
+                listener.before_save(session, step)
+            snapshotter = self._ready(session)
+            snapshot = snapshotter.take(session)
+        except BaseException as error:
+            self._saves.give_up(step, error)
+            raise
+        if self._saves.statistics().snapshot != snapshotter.mode:
+            _log.info("Checkpoints of %s: %s.", self._checkpoint_dir, snapshotter.reason)
+            self._saves.recorder.set(snapshot=snapshotter.mode)
         if snapshot.step is not None:
             step = snapshot.step  # other workers may have trained on since
         count_saved(began - self._last_write_began)
@@ -223,20 +241,25 @@ class AsyncCheckpointSaverHook(_v1.train.CheckpointSaverHook):  # type: ignore[m
             step,
             began,
             lambda: self._write(snapshot, step),
-            here=here or snapshot.blocking,
-            progress=lambda: state_file.written_bytes(self._save_path),
+            here=self._blocking or self._ending or snapshot.blocking,
+            progress=lambda: state_file.written_bytes(self._place),
             afterwards=lambda: self._saved(session, step, began),
             release=snapshot.drop,
         )
         count_blocked(time.perf_counter() - began)
+        return self._saves.stop_requested
 
     def _ready(self, session: Any) -> Snapshotter:
         """What takes snapshots, made before the first; then also what an earlier run left is seen to."""
         if self._snapshotter is None:
             saver = self._get_saver()
             self._warn_of_another_saver()
-            state_file.sweep(self._checkpoint_dir, self._basename)
-            state_file.recall(saver, self._checkpoint_dir)
+            state_file.sweep(self._folder, self._basename)
+            state_file.recall(saver, self._folder)
+            if self._relative:
+                saver._save_relative_paths = True
+                known = [(os.path.abspath(path), made) for path, made in saver._last_checkpoints]
+                saver.set_last_checkpoints_with_time(known)
             self._snapshotter = Snapshotter(session.graph, saver, self._how, step=self._global_step_tensor)
             _log.info("Checkpoints of %s: %s.", self._checkpoint_dir, self._snapshotter.reason)
             self._saves.recorder.set(snapshot=self._snapshotter.mode)
@@ -244,13 +267,32 @@ class AsyncCheckpointSaverHook(_v1.train.CheckpointSaverHook):  # type: ignore[m
 
     def _write(self, snapshot: Snapshot, step: int) -> CheckpointInfo:
         began = time.perf_counter()
-        path = snapshot.write(self._save_path, step, write_meta_graph=self._save_graph_def)
+        saver, written, aside = self._get_saver(), "", None
+
+        def place(path: str) -> str:
+            nonlocal written, aside
+            written, aside = path, state_file.aside(path)
+            if aside is None:
+                state_file.note_unfinished(self._folder, self._basename, [path])
+            return aside or path
+
         info = None
-        if path is not None:  # a saver of nothing writes nothing
-            info = state_file.make_durable(path, step)
-            self._warn_of_another_saver()
-            state_file.announce(self._get_saver(), path, basename=self._basename)
-            self._state_seen = self._state_file()
+        try:
+            path = snapshot.write(self._place, step, write_meta_graph=self._save_graph_def, place=place)
+            if path is not None:  # a saver of nothing writes nothing
+                if aside is not None:
+                    state_file.move_in(saver, aside, path)
+                info = state_file.make_durable(path, step)
+                self._warn_of_another_saver()
+                try:
+                    state_file.announce(saver, path, basename=self._basename)
+                finally:
+                    self._state_seen = self._state_file()
+        except BaseException:
+            if written:
+                with contextlib.suppress(Exception):
+                    state_file.forget(saver, written, basename=self._basename)
+            raise
         seconds = time.perf_counter() - began
         _log.info("Checkpoint actual writing time: (%.3f sec)", seconds)
         _log.info("Checkpoint finished for %d into %s.", step, self._save_path)
@@ -271,7 +313,7 @@ class AsyncCheckpointSaverHook(_v1.train.CheckpointSaverHook):  # type: ignore[m
         try:
             graph_def = graph.as_graph_def(add_shapes=True)
             if self._save_graph_def:
-                training_util.write_graph(graph_def, self._checkpoint_dir, "graph.pbtxt")
+                training_util.write_graph(graph_def, self._folder, "graph.pbtxt")
             with graph.as_default():
                 saver = self._get_saver()
                 saver_def = saver.saver_def if saver else None
@@ -286,7 +328,7 @@ class AsyncCheckpointSaverHook(_v1.train.CheckpointSaverHook):  # type: ignore[m
 
     def _state_file(self) -> bytes | None:
         try:
-            with tf.io.gfile.GFile(os.path.join(self._checkpoint_dir, STATE_FILE), "rb") as file:
+            with tf.io.gfile.GFile(os.path.join(self._folder, STATE_FILE), "rb") as file:
                 content: bytes = file.read()
                 return content
         except tf.errors.OpError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 
@@ -9,6 +10,8 @@ import tensorflow as tf
 
 from midstride.errors import NotFound
 from midstride.tensorflow.folder import CheckpointFolder
+
+_log = logging.getLogger("midstride")
 
 
 def latest_checkpoint(checkpoint_dir: str | os.PathLike[str]) -> str | None:
@@ -19,6 +22,8 @@ def latest_checkpoint(checkpoint_dir: str | os.PathLike[str]) -> str | None:
     checksums. A folder that cannot be looked at raises ``StorageError``.
     """
     path = os.fspath(checkpoint_dir)
+    if "://" in path:
+        return _latest_elsewhere(path)
     try:
         folder = CheckpointFolder(path)
     except NotFound:
@@ -36,9 +41,21 @@ def latest_checkpoint(checkpoint_dir: str | os.PathLike[str]) -> str | None:
     return None if prefix is None else os.path.join(path, prefix)
 
 
+def _latest_elsewhere(path: str) -> str | None:
+    """Of a folder that only TensorFlow can look into: nothing there has digests."""
+    state = tf.train.get_checkpoint_state(path)
+    listed = [] if state is None else [*state.all_model_checkpoint_paths, state.model_checkpoint_path]
+    for newest in dict.fromkeys(reversed(listed)):
+        problems = list(_by_reading(newest))
+        if not problems:
+            return str(newest)
+        _log.warning("%s was passed over: %s", newest, "; ".join(problems))
+    return None
+
+
 def _by_reading(path: str) -> Iterator[str]:
     try:
-        reader = tf.train.load_checkpoint(path)
+        reader = tf.compat.v1.train.NewCheckpointReader(path)
         for name in reader.get_variable_to_shape_map():
             reader.get_tensor(name)
     except (tf.errors.OpError, ValueError) as error:

@@ -7,12 +7,13 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from midstride import exit_guard, limits
 from midstride.errors import MidstrideError, SaveError, WriteError
 from midstride.failures import Failures
 from midstride.info import CheckpointInfo
-from midstride.listeners import Listener, Listeners, SaveBegan, SaveCommitted, SaveFailed
+from midstride.listeners import Listener, Listeners, RunBegan, RunEnded, SaveBegan, SaveCommitted, SaveFailed
 from midstride.save.pending import WRITER_THREAD, PendingSave
 from midstride.telemetry import Recorder, Statistics
 from midstride.waiting import wait_for, with_retries
@@ -49,6 +50,8 @@ class Saves:
         self._pending: PendingSave | None = None
         self._process = os.getpid()
         self._stop = False
+        self._open = False
+        self._last: CheckpointInfo | None = None
 
     def statistics(self) -> Statistics:
         """Counts and durations, from any thread."""
@@ -75,8 +78,19 @@ class Saves:
         """Before a snapshot is taken: tell listeners. Returns when that was, for ``start``."""
         if os.getpid() != self._process:
             raise SaveError("this is a forked child: only the process that made the session saves")
-        Listeners(self._listeners()).before_save(SaveBegan(step))
+        self._tell("before_save", SaveBegan(step))
         return time.perf_counter()
+
+    def give_up(self, step: int, error: BaseException) -> None:
+        """After ``begin``: there will be nothing to write."""
+        self._tell("save_failed", SaveFailed(step, error))
+
+    def _tell(self, method: str, event: object) -> Any:
+        listeners = Listeners(self._listeners())
+        try:
+            return getattr(listeners, method)(event)
+        finally:
+            self.recorder.add(listener_failures=listeners.failures)
 
     def start(
         self,
@@ -153,7 +167,8 @@ class Saves:
             self._failures.clear()
         try:
             stall = pending._stall_seconds if pending._stall_seconds is not None else seconds
-            if Listeners(self._listeners()).after_save(SaveCommitted(info, stall, seconds)):
+            self._last = info
+            if self._tell("after_save", SaveCommitted(info, stall, seconds)):
                 self._stop = True
             afterwards()
         except BaseException as error:
@@ -166,7 +181,7 @@ class Saves:
         self.recorder.failed(error)
         self._failures.add(pending)
         _log.error("%s: %s", self._what, error)
-        Listeners(self._listeners()).save_failed(SaveFailed(pending.step, error))
+        self._tell("save_failed", SaveFailed(pending.step, error))
         self._end(pending, None, error)
 
     def _end(self, pending: PendingSave, info: CheckpointInfo | None, error: BaseException | None) -> None:
@@ -196,6 +211,9 @@ class Saves:
 
     def open(self) -> None:
         """Have what is running finished when the interpreter exits."""
+        if not self._open:
+            self._open = True
+            self._tell("begin", RunBegan(self._what))
         exit_guard.add(self)
 
     def close(self, timeout: float | None = None) -> None:
@@ -208,6 +226,9 @@ class Saves:
             if not self._worker.stop(limits.WRITER_SECONDS):
                 _log.warning("the thread that writes into %s hangs", self._what)
         finally:
+            if self._open:
+                self._open = False
+                self._tell("end", RunEnded(self._last))
             self._failures.surface(0)
 
 

@@ -184,10 +184,12 @@ class Snapshot:
         global_step: int | None = None,
         *,
         write_meta_graph: bool = True,
+        place: Callable[[str], str] = lambda path: path,
     ) -> str | None:
         """Let the user's saver write data, index and ``.meta``, on any thread; return what its ``save`` returns.
 
         The state file does not name the checkpoint yet, and no older one is deleted: ``announce`` does both.
+        ``place`` is given the path that the saver chose, and says which one the files get.
         May be called again after it failed.
         """
         if self._values is None and self._session is None:
@@ -198,11 +200,12 @@ class Snapshot:
         def run(fetches: Any, feeds: Any) -> Any:
             if not (saver_def and _is_the_save(fetches, feeds, saver_def)):
                 return self._run_other(fetches, feeds)
-            filename = feeds[saver_def.filename_tensor_name]
-            path = self._run_save(fetches, filename, feeds)
+            path = feeds[saver_def.filename_tensor_name]
+            filename = place(path)
+            result = self._run_save(fetches, filename, {saver_def.filename_tensor_name: filename})
             if write_meta_graph:
                 _write_file(f"{filename}.meta", self._owner._meta_bytes())
-            return path
+            return result if filename == path else os.fsencode(path)
 
         # An empty saver runs nothing, so its .meta is left to it.
         leave_meta = write_meta_graph and is_empty(saver)

@@ -7,7 +7,10 @@ is durable before the next.
 from __future__ import annotations
 
 import contextlib
+import filecmp
+import logging
 import os
+import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -15,11 +18,15 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.checkpoint import checkpoint_management
 
-from midstride.errors import NotFound
+from midstride.errors import MidstrideError, NotFound
 from midstride.info import CheckpointInfo
 from midstride.storage.local import LocalStorage, sync_file
-from midstride.tensorflow.folder import STATE_FILE, is_file_of, record_digests, sweep_digests
+from midstride.tensorflow.folder import DIGESTS_SUFFIX, STATE_FILE, is_file_of, record_digests, sweep_digests
 
+_log = logging.getLogger("midstride")
+
+_UNFINISHED_SUFFIX = ".midstride-unfinished"
+"""Of the file that names the checkpoints that are being written, or deleted."""
 _DRAFT = f"{STATE_FILE}.midstride-draft"
 _PASSING = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.DeadlineExceededError, tf.errors.UnknownError)
 
@@ -38,8 +45,8 @@ def written_bytes(prefix: str) -> int:
     """Of the files of all checkpoints of this name, also of those in the making: it grows while TensorFlow writes."""
     total = 0
     folder, basename = os.path.split(prefix)
-    for pattern in (f"{basename}-*", f"{basename}-*_temp/*"):
-        for path in tf.io.gfile.glob(os.path.join(_literal(folder), pattern)):
+    for pattern in ("-*", "-*_temp/*"):
+        for path in tf.io.gfile.glob(_literal(os.path.join(folder, basename)) + pattern):
             with contextlib.suppress(tf.errors.OpError):  # gone meanwhile
                 total += tf.io.gfile.stat(path).length
     return total
@@ -77,14 +84,105 @@ def without_digests(path: str, step: int) -> CheckpointInfo:
     return CheckpointInfo(step, step, None, "", os.path.basename(path), created)
 
 
+def aside(path: str) -> str | None:
+    """Where to write the checkpoint ``path`` if there is one already: the one that there is must not be harmed.
+
+    A run that is restarted begins with a save of the step that it was restored from, and the state file names it.
+    """
+    if not is_local(path):
+        return None
+    folder, prefix = os.path.split(os.path.abspath(path))
+    if not any(is_file_of(prefix, entry.name) for entry in LocalStorage(folder).list_folder("")):
+        return None
+    made = f"{path}.midstride_temp"
+    with contextlib.suppress(tf.errors.NotFoundError):
+        tf.io.gfile.rmtree(made)
+    tf.io.gfile.makedirs(made)
+    return os.path.join(made, prefix)
+
+
+def move_in(saver: Any, written: str, path: str) -> None:
+    """Put the checkpoint that was written ``aside`` in the place of the one that is there, if it says anything else."""
+    folder, prefix = os.path.split(os.path.abspath(path))
+    made = os.path.dirname(os.path.abspath(written))
+
+    def files(where: str, *, meta: bool) -> list[str]:
+        names = (entry.name for entry in LocalStorage(where).list_folder("") if is_file_of(prefix, entry.name))
+        return sorted(name for name in names if meta or not name.endswith(".meta"))
+
+    names = files(made, meta=False)
+    same = names == files(folder, meta=False) and all(
+        filecmp.cmp(os.path.join(made, name), os.path.join(folder, name), shallow=False) for name in names
+    )
+    there = files(folder, meta=True)
+    new = [name for name in files(made, meta=True) if name not in there] if same else files(made, meta=True)
+    if not same:
+        for name in new:
+            sync_file(os.path.join(made, name))
+        # Between the renames the place holds neither the old checkpoint nor the new one.
+        others = [other for other in saver.last_checkpoints if os.path.abspath(other) != os.path.abspath(path)]
+        if others:
+            replace(os.path.dirname(path), others[-1], others, relative=saver._save_relative_paths)
+    for name in new:
+        os.replace(os.path.join(made, name), os.path.join(folder, name))
+    tf.io.gfile.rmtree(made)
+
+
 def announce(saver: Any, path: str, *, basename: str) -> None:
     """Let the state file name the checkpoint ``path``, which is durable; then let the saver delete old ones."""
     folder = os.path.dirname(path)
     saver._RecordLastCheckpoint(path)
+    note_unfinished(folder, basename, [path, *_to_be_deleted(saver)])
     replace(folder, path, saver.last_checkpoints, relative=saver._save_relative_paths)
-    saver._MaybeDeleteOldCheckpoints()
-    if is_local(folder):
-        sweep_digests(folder, basename)
+    try:
+        saver._MaybeDeleteOldCheckpoints()
+        if is_local(folder):
+            sweep_digests(folder, basename)
+    except (OSError, MidstrideError, tf.errors.OpError) as error:
+        # What is saved is saved; TensorFlow ignores what cannot be deleted too.
+        _log.warning("%s: what is not kept could not be deleted: %s", folder, error)
+        return
+    note_unfinished(folder, basename, [])
+
+
+def _to_be_deleted(saver: Any) -> list[str]:
+    return [path for path, made in saver._checkpoints_to_be_deleted[:1] if made <= saver._next_checkpoint_time]
+
+
+def note_unfinished(folder: str, basename: str, paths: Sequence[str]) -> None:
+    """Write down which checkpoints are being written or deleted, for ``sweep`` after a kill."""
+    if not is_local(folder):
+        return
+    note = os.path.join(folder, basename + _UNFINISHED_SUFFIX)
+    if not paths:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(note)
+        return
+    # Need not be durable: without it something stays, and nothing is lost.
+    with open(note, "w", encoding="utf-8", errors="surrogateescape") as file:
+        file.writelines(f"{os.path.basename(path)}\n" for path in paths)
+
+
+def forget(saver: Any, path: str, *, basename: str) -> None:
+    """Remove what a failed save left: on a disk that is full nobody else would, and it was never named."""
+    folder, prefix = os.path.split(path)
+    sweep(folder, basename)
+    if not is_local(path) or prefix in _listed(folder):
+        return
+    saver.set_last_checkpoints_with_time([known for known in saver._last_checkpoints if known[0] != path])
+    _remove_files(folder, prefix)
+
+
+def _listed(folder: str) -> set[str]:
+    state = tf.train.get_checkpoint_state(folder)
+    return {os.path.basename(path) for path in state.all_model_checkpoint_paths} if state else set()
+
+
+def _remove_files(folder: str, prefix: str) -> None:
+    storage = LocalStorage(folder)
+    for entry in storage.list_folder(""):
+        if is_file_of(prefix, entry.name) or entry.name == prefix + DIGESTS_SUFFIX:
+            storage.remove_file(entry.name)
 
 
 def replace(
@@ -138,21 +236,43 @@ def recall(saver: Any, folder: str) -> None:
 
 
 def sweep(folder: str, basename: str) -> None:
-    """Remove what a killed run left of a checkpoint in the making; it was never named anywhere."""
-    for pattern in (
-        f"{basename}-*.tempstate*",
-        f"{basename}-*_temp",
-        f"{basename}-*.tmp*",
-        f"{_DRAFT}*",
-        f"{STATE_FILE}.tmp*",
-    ):
-        for path in tf.io.gfile.glob(os.path.join(_literal(folder), pattern)):
+    """Remove what a killed run left of checkpoints in the making or in deletion; the state file does not name them."""
+    drafts = re.compile(
+        rf"{re.escape(basename)}-\d+(\..+)?(\.tempstate\d*|_temp|\.tmp[0-9a-f]*)"
+        rf"|({re.escape(_DRAFT)}|{STATE_FILE}|graph\.pbtxt)\.tmp[0-9a-f]*|{re.escape(_DRAFT)}"
+    )
+    try:
+        names = tf.io.gfile.listdir(folder)
+    except tf.errors.NotFoundError:
+        return
+    for name in names:
+        if drafts.fullmatch(name.rstrip("/")):
+            path = os.path.join(folder, name)
             # A draft of another's that is gone meanwhile is no matter.
             with contextlib.suppress(tf.errors.NotFoundError, NotFound):
                 remove = tf.io.gfile.rmtree if tf.io.gfile.isdir(path) else tf.io.gfile.remove
                 remove(path)
+    if is_local(folder):
+        _sweep_unfinished(folder, basename)
 
 
-def _literal(folder: str) -> str:
-    """A folder's path in a pattern that matches nothing else."""
-    return "".join(f"[{c}]" if c in "*?[" else c for c in folder)
+def _sweep_unfinished(folder: str, basename: str) -> None:
+    try:
+        with open(
+            os.path.join(folder, basename + _UNFINISHED_SUFFIX), encoding="utf-8", errors="surrogateescape"
+        ) as file:
+            lines = file.readlines()
+    except FileNotFoundError:
+        return
+    listed = _listed(folder)
+    for line in lines:
+        prefix = line.rstrip("\n")
+        # A line without its end was torn, and would be another checkpoint's name.
+        if line.endswith("\n") and re.fullmatch(rf"{re.escape(basename)}-\d+", prefix) and prefix not in listed:
+            _remove_files(folder, prefix)
+    note_unfinished(folder, basename, [])
+
+
+def _literal(path: str) -> str:
+    """A path in a pattern that matches nothing else."""
+    return "".join(f"[{c}]" if c in "*?[" else c for c in path)
