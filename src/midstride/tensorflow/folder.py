@@ -230,8 +230,9 @@ class CheckpointFolder:
             return []
         text = _read(self._storage, STATE_FILE).decode(errors="replace")
         paths = [_unescape(m[2]) for m in re.finditer(r'^(all_)?model_checkpoint_paths?: "(.*)"$', text, re.MULTILINE)]
-        newest_last = dict.fromkeys(os.path.basename(path) for path in paths[1:] + paths[:1])
-        return list(newest_last)
+        names_of = [os.path.basename(path) for path in paths]
+        # The first is the newest, wherever the list has it: a state file may have been set back by hand.
+        return [*dict.fromkeys(name for name in names_of if name != names_of[0]), *names_of[:1]]
 
     def _created(self, prefix: str) -> tuple[str, int]:
         try:

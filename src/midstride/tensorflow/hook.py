@@ -104,6 +104,7 @@ class AsyncCheckpointSaverHook(_v1.train.CheckpointSaverHook):  # type: ignore[m
         self._place = os.path.abspath(save_path) if self._relative else save_path
         self._folder = os.path.dirname(self._place)
         self._ending = False
+        self._put_off = False
         self._how, self._busy, self._blocking = snapshot, busy, blocking
         self._every = save_steps if align else None
         self._on_signal = on_signal
@@ -205,14 +206,18 @@ class AsyncCheckpointSaverHook(_v1.train.CheckpointSaverHook):  # type: ignore[m
 
     def _trigger(self, session: Any, step: int) -> bool:
         """Save now, if nothing is being written; whether it was begun. A save that is put off stays due."""
-        if self._saves.busy(_SKIP_AFTER_SECONDS):
+        began = time.perf_counter()
+        # One that stays due is only looked for: waiting at every step would slow training down to the disk's pace.
+        if self._saves.busy(0 if self._put_off else _SKIP_AFTER_SECONDS):
             if self._busy == "skip":
-                began = time.perf_counter()
-                _log.info("Saver thread still in progress, skipping checkpoint.")
+                if not self._put_off:
+                    _log.info("Saver thread still in progress, skipping checkpoint.")
+                self._put_off = True
                 self._saves.recorder.add(saves_skipped=1)
-                count_blocked(time.perf_counter() - began + _SKIP_AFTER_SECONDS)
+                count_blocked(time.perf_counter() - began)
                 return False
             self._saves.wait()
+        self._put_off = False
         self._timer.update_last_triggered_step(step if self._every is None else step - step % self._every)
         _log.info("Triggering checkpoint. %s", step)
         self._save(session, step)

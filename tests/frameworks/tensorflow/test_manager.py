@@ -113,7 +113,7 @@ Step = tuple[float, int | None]
         ({"max_to_keep": None}, [(1, None), (2, None), (3, None)]),
         (
             {"max_to_keep": 1, "keep_checkpoint_every_n_hours": 1},
-            [(0, None), (1800, None), (3700, None), (3800, None), (7000, None), (7500, None), (11000, None)],
+            [(0, None), (1800, None), (3599, None), (3800, None), (7000, None), (7500, None), (11000, None)],
         ),
         ({"max_to_keep": 2}, [(1, 10), (2, 20), (3, 10), (4, 30), (5, 20), (6, 20)]),
         ({"max_to_keep": 2, "checkpoint_name": "model"}, [(1, 5), (1, 6), (1, 7)]),

@@ -74,6 +74,21 @@ def test_only_what_is_durable_is_listed(tmp_path: Path, monkeypatch: pytest.Monk
     manager.close()
 
 
+def test_old_one_is_listed_until_it_is_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A manager after a kill in between deletes what is left of it."""
+    delete, listed = state_file.delete, []
+
+    def look(path: str) -> None:
+        listed.append(list(tf.train.get_checkpoint_state(str(tmp_path)).all_model_checkpoint_paths))
+        delete(path)
+
+    monkeypatch.setattr(state_file, "delete", look)
+    with ours(numbered()[0], str(tmp_path), 1) as manager:
+        paths = [manager.save(), manager.save()]
+    assert listed == [paths]
+    assert list(tf.train.get_checkpoint_state(str(tmp_path)).all_model_checkpoint_paths) == paths[1:]
+
+
 def test_folder_is_one_for_the_command_line(tmp_path: Path) -> None:
     with ours(numbered()[0], str(tmp_path), 3) as manager:
         manager.save()
@@ -244,10 +259,12 @@ def test_failures_that_are_tolerated(tmp_path: Path, monkeypatch: pytest.MonkeyP
             manager._saves.wait(WATCHDOG_SECONDS)
         manager.save()
     assert [Path(path).name for path in manager.checkpoints] == ["ckpt-3", "ckpt-4"]
-    failing(monkeypatch, FullDisk())
-    manager = ours(checkpoint, str(tmp_path), 3, max_failures=2)
-    manager.save()
-    with pytest.raises(MidstrideError):
+    for tell in ("sync", "close"):
+        failing(monkeypatch, FullDisk())
+        manager = ours(checkpoint, str(tmp_path), 3, max_failures=2)
+        manager.save()
+        with pytest.raises(MidstrideError):
+            getattr(manager, tell)()
         manager.close()
 
 

@@ -57,6 +57,13 @@ def test_without_a_state_file_the_time_they_were_made_counts(folder: Path) -> No
     assert CheckpointFolder(folder).latest() == "model.ckpt-500", "what is announced is the newest"
 
 
+def test_a_state_file_that_was_set_back_by_hand(folder: Path) -> None:
+    state = folder / "checkpoint"
+    newest, *rest = state.read_text().splitlines()
+    state.write_text("\n".join([newest.replace("-30", "-1000"), *rest]) + "\n")
+    assert CheckpointFolder(folder).latest() == "model.ckpt-1000"
+
+
 def test_a_moved_folder(folder: Path, tmp_path: Path) -> None:
     moved = folder.rename(tmp_path / "elsewhere")
     assert CheckpointFolder(moved).latest() == "model.ckpt-30"
