@@ -99,6 +99,7 @@ class Checkpointer:
         self._closed = False
         self._stop = False
         self._overwritten: str | None = None
+        self._touched: object = None
         self._failures = Failures(lambda: self._recorder.read().failures_in_a_row)
         self._calls = threading.RLock()  # a signal handler may interrupt the thread that is about to enter
         self._caller: int | None = None
@@ -327,16 +328,20 @@ class Checkpointer:
             self._may_wait("restore()")
             if not self._closed:
                 self._saver.wait_idle(None)
-        options = loading.Options(only, rename or {}, cast, strict, on_touch=self._mark_overwritten)
+        options = loading.Options(only, rename or {}, cast, strict, on_touch=lambda: self._mark_overwritten(only))
         wanted = exact_step(step) if step is not None else None
         restored = loading.restore(self._reads, state, wanted, options, fallback=self._fallback)
-        self._overwritten = None
+        # Only a restore of the same, or of all, makes whole what one before it left in halves.
+        if restored is not None and state is not None and (only == self._touched or (only is None and strict)):
+            self._overwritten = None
         self._adopt = True
         if restored is not None:
             self._resume_from(restored)
         return restored
 
-    def _mark_overwritten(self) -> None:
+    def _mark_overwritten(self, only: object) -> None:
+        if self._overwritten is None:
+            self._touched = only
         self._overwritten = "a restore into it did not come to its end. Build its objects anew and restore again"
 
     def _resume_from(self, restored: Restored) -> None:

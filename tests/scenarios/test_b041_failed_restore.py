@@ -191,3 +191,21 @@ def test_object_that_refuses_half_way(run: Path) -> None:
         picky.refuse = False
         assert ckpt.restore({"plain": picky}, only="plain") is not None
         ckpt.save(3, {"plain": picky}).result()
+
+
+def test_another_restore_does_not_make_it_whole(run: Path) -> None:
+    class Refusing:
+        def state_dict(self) -> dict[str, Any]:
+            return {}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            raise ValueError("not today")
+
+    refusing = Refusing()
+    with ms.Checkpointer(run) as ckpt:
+        name = next(iter(ckpt.restore().state))  # type: ignore[union-attr]
+        with pytest.raises(ms.StateMismatch, match="not today"):
+            ckpt.restore({name: refusing}, only=name)
+        assert ckpt.restore() is not None
+        with pytest.raises(ms.StagingError, match="not whole"):
+            ckpt.save(9, {name: refusing})

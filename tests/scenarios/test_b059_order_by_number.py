@@ -18,7 +18,9 @@ _STEPS = [0, 5, 9, 10, 200, 500, 1000, 2500, 99_999, 100_000, 900_000, 10**12 - 
 
 
 def _save(ckpt: ms.Checkpointer, step: int) -> ms.CheckpointInfo:
-    return ckpt.save(step, {"w": np.full(10, step % 1000)}).result()
+    info = ckpt.save(step, {"w": np.full(10, step % 1000)}).result()
+    ckpt.wait()
+    return info
 
 
 def _repad(run: Path, width: int, *, only: int | None = None) -> None:

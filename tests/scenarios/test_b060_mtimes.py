@@ -27,6 +27,7 @@ def test_times_mean_nothing(tmp_path: Path, times: str) -> None:
     with ms.Checkpointer(run, keep=3) as ckpt:
         for step in range(800, 1000, 100):
             ckpt.save(step, {"w": np.full(10, step)}).result()
+            ckpt.wait()
     if times == "copied":
         # Without -p, newest first: the oldest checkpoint gets the newest times.
         source, run = run, tmp_path / "copy"
@@ -49,6 +50,7 @@ def test_times_mean_nothing(tmp_path: Path, times: str) -> None:
         assert restored is not None and restored.step == 900
         for step in (1000, 1100, 1200):
             ckpt.save(step, {"w": np.full(10, step)}).result()
+            ckpt.wait()
             if times in when:
                 _touch(run, when[times])
             assert [info.step for info in ckpt.checkpoints()] == [step - 200, step - 100, step]

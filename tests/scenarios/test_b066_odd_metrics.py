@@ -53,6 +53,7 @@ def test_best_is_a_number(tmp_path: Path, backwards: bool) -> None:
     with ms.Checkpointer(run) as ckpt:
         for step, value in enumerate(values):
             ckpt.save(step, {"w": np.full(10, step)}, metrics={} if value == "missing" else {"loss": value}).result()
+            ckpt.wait()
         assert _strict(run) == len(values) + 1
         for reader in (ckpt, ms.open(run)):
             lowest, highest = reader.best("loss", "min"), reader.best("loss", "max")
@@ -75,6 +76,7 @@ def test_nan_first_blocks_nothing(tmp_path: Path) -> None:
             [(math.nan, [0]), (0.9, [1]), (-math.inf, [1, 2]), (0.8, [3]), (math.nan, [3, 4])]
         ):
             ckpt.save(step, {"w": np.zeros(10)}, metrics={"loss": loss}).result()
+            ckpt.wait()
             assert [info.step for info in ckpt.checkpoints()] == kept
 
 
@@ -101,10 +103,12 @@ def test_nan_first_blocks_nothing(tmp_path: Path) -> None:
 def test_other_types_are_refused_in_the_caller(tmp_path: Path, value: Any) -> None:
     with ms.Checkpointer(tmp_path / "run") as ckpt:
         ckpt.save(0, {"w": np.zeros(10)}).result()
+        ckpt.wait()
         with pytest.raises(UnsupportedState, match=r"'loss'.*Nothing was written"):
             ckpt.save(1, {"w": np.ones(10)}, metrics={"loss": value})
         assert [info.step for info in ckpt.checkpoints()] == [0]
         ckpt.save(2, {"w": np.ones(10)}, metrics={"loss": 0.5}).result()
+        ckpt.wait()
 
 
 @pytest.mark.parametrize("metrics", [[("loss", 1.0)], 0.5, "loss", {1: 0.5}, {None: 0.5}])
@@ -118,7 +122,9 @@ def test_huge_and_tiny_numbers_come_back(tmp_path: Path) -> None:
     keep = ms.BestN(1, "beyond floats", "max") | ms.LatestN(1)
     with ms.Checkpointer(tmp_path / "run", keep=keep) as ckpt:
         ckpt.save(1, {"w": np.zeros(1)}, metrics={"beyond floats": 1.0}).result()
+        ckpt.wait()
         info = ckpt.save(0, {"w": np.zeros(1)}, metrics=metrics).result()
+        ckpt.wait()
         (read,) = ckpt.checkpoints()
         assert ckpt.best("beyond floats", "max") == read
         read = ckpt.checkpoints()[0]

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Callable
 from datetime import UTC, datetime
 
-from midstride.errors import ForeignRun, MidstrideError, NewerFormat
+from midstride.errors import ForeignRun, NewerFormat
 from midstride.format import layout
 from midstride.format.manifest import Manifest
 from midstride.info import CheckpointInfo
@@ -142,7 +142,7 @@ class RunFolder:
             alive()
             try:
                 self._retire_one(info)
-            except MidstrideError as error:
+            except Exception as error:  # a storage's own too: the new checkpoint is committed all the same
                 _log.warning("checkpoint %s could not be retired: %s", info.name, error)
 
     def _retire_one(self, info: CheckpointInfo) -> None:

@@ -139,6 +139,8 @@ class AsyncCheckpointSaverHook(_v1.train.CheckpointSaverHook):  # type: ignore[m
 
     def after_create_session(self, session: Any, coord: Any) -> None:
         step = int(session.run(self._global_step_tensor))
+        # First: what it sweeps has the names of what is written from here on.
+        self._ready(session)
         if self._blocking:
             self._describe_graph(session.graph, step)
         else:
