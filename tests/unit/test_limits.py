@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import midstride as ms
 from midstride import limits
@@ -215,3 +216,61 @@ def test_a_writer_that_does_not_end(tmp_path: Path, caplog: pytest.LogCaptureFix
     ckpt.close()
     assert "hangs" in caplog.text
     StuckLock.let_go.set()
+
+
+class HangsInLargeReads(LocalStorage):
+    """Reads of a megabyte and more hang until they are let go, and then read."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.let_go = threading.Event()
+        self.hanging = 0
+
+    def open_file(self, name: str) -> Any:
+        file = super().open_file(name)
+        read_into = file.read_into
+
+        def read(offset: int, buffer: memoryview) -> int:
+            if len(buffer) >= 2**20 and not self.let_go.is_set():
+                self.hanging += 1
+                self.let_go.wait(60)
+            return read_into(offset, buffer)
+
+        file.read_into = read  # type: ignore[method-assign]
+        return file
+
+
+def model_of(value: float) -> torch.nn.Linear:
+    model = torch.nn.Linear(1024, 512, bias=False)
+    torch.nn.init.constant_(model.weight, value)
+    return model
+
+
+@pytest.mark.usefixtures("short")
+def test_a_read_that_hung_never_writes_among_what_was_restored_since(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("midstride.restore.reader._LAST_BLOCK_SECONDS", 0.1)
+    for name, value in (("hangs", 1.0), ("good", 2.0)):
+        with ms.Checkpointer(tmp_path / name) as ckpt:
+            ckpt.save(1, {"model": model_of(value)}).result()
+    live, storage = model_of(0.0), HangsInLargeReads(tmp_path / "hangs")
+    reader = ms.Checkpointer(storage)
+    for _ in range(3):
+        with pytest.raises(ms.Unavailable, match="does not answer"):
+            reader.restore({"model": live})
+    assert storage.hanging == 1, "no more threads at each try"
+    with pytest.raises(ms.Unavailable, match="Build them anew"):
+        ms.Checkpointer(tmp_path / "good").restore({"model": live})
+    anew = model_of(0.0)
+    assert ms.Checkpointer(tmp_path / "good").restore({"model": anew}) is not None
+    storage.let_go.set()
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            assert ms.Checkpointer(tmp_path / "good").restore({"model": live}) is not None
+            break
+        except ms.Unavailable:
+            assert time.monotonic() < deadline
+    assert (live.weight == 2).all()
+    assert (anew.weight == 2).all()

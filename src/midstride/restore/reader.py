@@ -170,7 +170,8 @@ class CheckpointReader:
     def _run(self, blocks: list[_Block], on_bytes: Callable[[int], None]) -> None:
         for number in {block.file for block in blocks}:
             self._open(number)
-        _Team(_groups(blocks), self._load_group, on_bytes, self._where()).run()
+        _refuse_what_hangs(self._storage.description, [block.target for block in blocks])
+        _Team(_groups(blocks), self._load_group, on_bytes, self._storage.description, self._where()).run()
 
     def _load_group(self, group: list[_Block], scratch: np.ndarray) -> None:
         if len(group) == 1:
@@ -255,12 +256,15 @@ class _Team:
         groups: Iterable[list[_Block]],
         load: Callable[[list[_Block], np.ndarray], None],
         on_bytes: Callable[[int], None],
+        storage: str,
         where: str,
     ) -> None:
         self._groups = deque(groups)
         self._load = load
         self._on_bytes = on_bytes
+        self._storage = storage
         self._where = where
+        self._loading: dict[threading.Thread, list[_Block]] = {}
         self._changed = threading.Condition()
         self._working = 0
         self._checked_bytes = 0
@@ -268,8 +272,8 @@ class _Team:
 
     def run(self) -> None:
         """Return when all are loaded. Raises the first error; ``Unavailable`` if the storage falls silent."""
-        self._start(min(limits.READ_THREADS, len(self._groups)))
         try:
+            self._start(min(limits.READ_THREADS, len(self._groups)))
             with self._changed:
                 wait_for(
                     self._changed,
@@ -283,6 +287,7 @@ class _Team:
             self._errors.append(error)
             with self._changed:
                 self._changed.wait_for(lambda: not self._working, _LAST_BLOCK_SECONDS)
+                _hanging.extend((thread, self._storage, group) for thread, group in self._loading.items())
             if isinstance(error, Deadline):
                 raise Unavailable(f"the storage does not answer: {error}") from error
             raise
@@ -311,6 +316,7 @@ class _Team:
             while not self._errors and self._groups:
                 with contextlib.suppress(IndexError):  # another took the last one meanwhile
                     group = self._groups.popleft()
+                    self._loading[threading.current_thread()] = group
                     self._load(group, scratch)
                     nbytes = sum(block.end - block.begin for block in group)
                     self._on_bytes(nbytes)
@@ -327,8 +333,31 @@ class _Team:
 
     def _ended(self) -> None:
         with self._changed:
+            self._loading.pop(threading.current_thread(), None)
             self._working -= 1
             self._changed.notify_all()
+
+
+_hanging: list[tuple[threading.Thread, str, list[_Block]]] = []
+"""Threads of this process that were given up in the middle of a read: thread, storage, what it reads."""
+
+
+def _refuse_what_hangs(storage: str, targets: Sequence[np.ndarray | None]) -> None:
+    """Raise ``Unavailable`` where a read that was given up may still write, or from whose storage it comes.
+
+    When such a read returns, it fills its memory with what was wanted then: after a restore that went well
+    since, that would be old weights among new ones. And each look at a storage that hangs would leave more threads.
+    """
+    _hanging[:] = [entry for entry in _hanging if entry[0].is_alive()]
+    for _, hanging, group in _hanging:
+        if hanging == storage:
+            raise Unavailable(f"{storage} does not answer: a read of it still hangs. Look at the mount")
+        held = [block.target for block in group if block.target is not None]
+        if any(np.may_share_memory(one, other) for one in held for other in targets if other is not None):
+            raise Unavailable(
+                f"a read of {hanging} that still hangs may write into the objects that are to be restored. Build them "
+                "anew, or wait until that storage answers"
+            )
 
 
 _LAST_BLOCK_SECONDS = 5.0
