@@ -28,6 +28,7 @@ sys.path.insert(0, str(ROOT))
 from tests.frameworks.tensorflow.old_hook import OldHook, imitate  # noqa: E402
 
 from midstride.tensorflow import AsyncCheckpointSaverHook  # noqa: E402
+from midstride.tensorflow.snapshot import Snapshot  # noqa: E402
 
 v1 = tf.compat.v1
 
@@ -142,14 +143,6 @@ def steps_told_by(path: str, most: int) -> set[int]:
 # The ways of saving.
 
 
-class Settling(AsyncCheckpointSaverHook):
-    """Ours, which first copies what the snapshot holds, on the worker."""
-
-    def _write(self, snapshot: Any, step: int) -> Any:
-        snapshot.settle()
-        return super()._write(snapshot, step)
-
-
 class BareWriter(v1.train.SessionRunHook):
     """Tells another process to write as many bytes as the state has, at the steps at which the hooks save."""
 
@@ -211,8 +204,10 @@ def make_hook(task: Task, scaffold: Any, nbytes: int, listener: Any) -> Any:
         "old hook": imitate(*OLD_DEFECTS),
         "ours": AsyncCheckpointSaverHook,
         "ours, copy": lambda *a, **o: AsyncCheckpointSaverHook(*a, **o, snapshot="copy"),
-        "ours, settled": Settling,
+        "ours, held": AsyncCheckpointSaverHook,
     }
+    if task.way == "ours, held":
+        Snapshot.settle = lambda snapshot: None  # type: ignore[method-assign]
     make = kinds.get(task.way)
     return make and make(task.folder, save_steps=task.every, scaffold=scaffold, listeners=[listener])
 

@@ -62,9 +62,10 @@ class AsyncCheckpointSaverHook(_v1.train.CheckpointSaverHook):  # type: ignore[m
         """The first eight arguments are those of ``CheckpointSaverHook``.
 
         listeners: ``CheckpointSaverListener``s, and Midstride's own.
-        snapshot: how the state is captured. "handles" holds the buffers of resource variables, which are
-            copied by their next update; "copy" copies everything at once; "blocking" does both, capture
-            and write, before training goes on; "auto" is the first of these that is possible.
+        snapshot: how the state is captured. "handles" holds the buffers of resource variables, which are copied
+            beside training, or by their next update if that comes first; "copy" copies everything at once;
+            "blocking" does both, capture and write, before training goes on; "auto" is the first of these
+            that is possible.
         busy: what becomes of a save that is due while one is being written: put off, or waited for.
         blocking: write before training goes on, as ``CheckpointSaverHook`` does; for tests.
         align: save at multiples of ``save_steps``, also after a restart from a step that is none.
@@ -244,11 +245,18 @@ class AsyncCheckpointSaverHook(_v1.train.CheckpointSaverHook):  # type: ignore[m
             step = snapshot.step  # other workers may have trained on since
         count_saved(began - self._last_write_began)
         self._last_write_began = began
+        here = self._blocking or self._ending or snapshot.blocking
+
+        def write() -> CheckpointInfo:
+            if not here:
+                snapshot.settle()  # training goes on beside it, and its updates are the cheaper for it
+            return self._write(snapshot, step)
+
         self._saves.start(
             step,
             began,
-            lambda: self._write(snapshot, step),
-            here=self._blocking or self._ending or snapshot.blocking,
+            write,
+            here=here,
             progress=lambda: state_file.written_bytes(self._place),
             afterwards=lambda: self._saved(session, step, began),
             release=snapshot.drop,

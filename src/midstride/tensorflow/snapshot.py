@@ -19,6 +19,7 @@ Saver's business; ``state_file`` sees to the rest of what it does.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 import uuid
@@ -171,12 +172,14 @@ class Snapshot:
         """Copy what is held, on any thread. A variable that is updated after that needs no new buffer.
 
         The copy runs beside training, without the interpreter's lock, into memory that is kept for the next snapshot;
-        the update's own copy goes into fresh memory, at two to four times the cost.
+        the update's own copy goes into fresh memory, at two to four times the cost. Where there is no memory for it,
+        the rest stays held.
         """
         values = self._values or []
-        for number, value in enumerate(values):
-            if _is_held(value):
-                values[number] = self._owner._buffers.copy(number, value)
+        with contextlib.suppress(MemoryError):
+            for number, value in enumerate(values):
+                if _is_held(value):
+                    values[number] = self._owner._buffers.copy(number, value)
 
     def write(
         self,

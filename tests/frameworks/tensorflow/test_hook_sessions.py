@@ -24,6 +24,7 @@ from tensorflow.python.training import monitored_session
 
 import midstride as ms
 from midstride.tensorflow import AsyncCheckpointSaverHook, CheckpointFolder, latest_checkpoint
+from midstride.tensorflow.snapshot import _is_held
 from tests.frameworks.tensorflow.test_snapshot import ROWS, files, save_plainly
 from tests.frameworks.tensorflow.training import (
     WATCHDOG_SECONDS,
@@ -554,6 +555,23 @@ def test_skipping_is_counted_and_the_lag_can_be_seen(tmp_path: Path) -> None:
         task.scaffold.saver.go.set()
         training.end()
     assert steps_on_disk(tmp_path) == [0, 1, 3]
+
+
+@pytest.mark.parametrize("blocking", [False, True])
+def test_what_is_held_is_copied_on_the_worker_before_it_is_written(tmp_path: Path, blocking: bool) -> None:
+    held: list[int] = []
+
+    class Looking(AsyncCheckpointSaverHook):
+        def _write(self, snapshot: Any, step: int) -> Any:
+            held.append(sum(_is_held(value) for value in snapshot._values))
+            return super()._write(snapshot, step)
+
+    task = make_task(variables=2)
+    hook = Looking(str(tmp_path), save_steps=1, scaffold=task.scaffold, blocking=blocking)
+    with loop(task, hook, created=True):
+        hook.wait(WATCHDOG_SECONDS)
+    # Where training waits anyway, the copy would only cost.
+    assert bool(held[0]) == blocking
 
 
 def test_blocking_does_all_on_the_training_thread(tmp_path: Path) -> None:
