@@ -133,6 +133,7 @@ class Checkpointer:
         if due:
             if self._busy == "skip" and self._saver.pending is not None and not stopping:
                 self._recorder.add(saves_skipped=1)
+                self._saver.raise_if_stalled()
             else:
                 pending = self._save(step, state, metrics, overwrite=False)
         try:

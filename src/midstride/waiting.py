@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
+from midstride import limits
 from midstride.errors import Deadline
 
 try:
@@ -22,15 +23,16 @@ def wait_for(
     changed: threading.Condition,
     ready: Callable[[], bool],
     *,
-    what: str,
+    what: Callable[[], str],
     progress: Callable[[], object],
     stall_seconds: float,
     timeout: float | None = None,
+    safe: Callable[[], str] = lambda: "Earlier checkpoints are untouched",
 ) -> None:
     """Wait, holding ``changed``, until ``ready()``.
 
     Raises ``Deadline`` when ``timeout`` seconds have passed, or when ``progress()`` has given the
-    same answer for ``stall_seconds``.
+    same answer for ``stall_seconds``; its message says ``what`` was waited for and what is ``safe``.
     """
     start = last_change = time.monotonic()
     last = progress()
@@ -39,14 +41,42 @@ def wait_for(
         if progress() != last:
             last, last_change = progress(), now
         if timeout is not None and now - start >= timeout:
-            raise Deadline(f"waited {timeout:g} s for {what}; it goes on")
+            raise Deadline(f"waited {timeout:g} s for {what()}; it goes on")
         if now - last_change >= stall_seconds:
-            raise Deadline(
-                f"waited for {what}, which has made no progress for {stall_seconds:g} s. Earlier checkpoints are "
-                "untouched; look at the disk or the mount"
-            )
+            raise stalled(what(), stall_seconds, safe())
         left = min(stall_seconds - (now - last_change), 1.0 if timeout is None else start + timeout - now, 1.0)
         changed.wait(max(left, 0.001))
+
+
+def stalled(what: str, seconds: float, safe: str) -> Deadline:
+    """The error for something that makes no progress."""
+    return Deadline(
+        f"waited for {what}, which has made no progress for {seconds:g} s. {safe}; look at the disk or the mount"
+    )
+
+
+class StallWatch:
+    """Notices work that makes no progress, for those who do not wait for it but look now and then."""
+
+    def __init__(self) -> None:
+        self._seen: object = None
+        self._since = 0.0
+        self._told = False
+
+    def stalled(self, progress: Callable[[], object]) -> bool:
+        """True, once, when ``progress()`` has given the same answer for ``limits.STORAGE_SECONDS``."""
+        now, current = time.monotonic(), progress()
+        if current != self._seen:
+            self._seen, self._since, self._told = current, now, False
+        if self._told or now - self._since < limits.STORAGE_SECONDS:
+            return False
+        # Where the whole process was stopped, what works in it needs a moment to show that it moves.
+        _sleep(_MOMENT_SECONDS)
+        self._told = progress() == current
+        return self._told
+
+
+_MOMENT_SECONDS = 1.0
 
 
 def with_retries(

@@ -278,7 +278,7 @@ class _Team:
                 wait_for(
                     self._changed,
                     lambda: not self._working,
-                    what=f"the bytes of {self._where}",
+                    what=lambda: f"the bytes of {self._where}",
                     progress=lambda: self._checked_bytes,
                     stall_seconds=limits.STORAGE_SECONDS,
                 )

@@ -15,13 +15,12 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from midstride.errors import CommitError, CorruptCheckpoint, MidstrideError, NewerFormat, NotFound, StorageError
+from midstride.errors import CommitError, CorruptCheckpoint, NewerFormat, NotFound, StorageError
 from midstride.format import layout
 from midstride.format.manifest import FORMAT, MAX_SEQ, Manifest, encode_manifest
 from midstride.format.values import decode_tree
-from midstride.info import CheckpointInfo
 from midstride.limits import MANIFEST_LIMIT_BYTES
 from midstride.storage.base import Lock, Storage
 
@@ -85,12 +84,10 @@ def _write_whole(storage: Storage, name: str, data: bytes) -> None:
         file.close()
 
 
-def retire(storage: Storage, info: CheckpointInfo) -> None:
-    """Delete a checkpoint: first what makes it one, then its bytes."""
-    _remove_if_there(storage, f"{info.name}/{layout.MANIFEST}")  # gone already where an earlier try failed after it
-    # Without this a crash could bring back a manifest whose files are gone.
-    storage.sync_folder(info.name)
-    remove_step_folder(storage, info.name)
+def withdraw(storage: Storage, folder: str) -> None:
+    """Make a checkpoint not exist, durably. Its bytes are still there."""
+    _remove_if_there(storage, f"{folder}/{layout.MANIFEST}")  # gone already where an earlier try failed after it
+    storage.sync_folder(folder)
 
 
 def remove_step_folder(storage: Storage, folder: str) -> None:
@@ -101,6 +98,9 @@ def remove_step_folder(storage: Storage, folder: str) -> None:
     entries = storage.list_folder(folder)
     if any(entry.name == layout.MANIFEST for entry in entries):
         raise StorageError(f"{storage.description}/{folder} has a manifest: it is a checkpoint, and was not removed")
+    # A manifest that went with a dead process, or whose going could not be synced, could come back with
+    # a crash, its files gone.
+    storage.sync_folder(folder)
     ours = [e for e in entries if e.name == layout.MANIFEST_DRAFT or layout.is_data_file(e.name)]
     for entry in ours:
         if entry.kind == "file":
@@ -111,15 +111,22 @@ def remove_step_folder(storage: Storage, folder: str) -> None:
         _log.warning("%s/%s holds files that Midstride did not make: left alone", storage.description, folder)
 
 
-def sweep(storage: Storage, folders: Sequence[str]) -> None:
-    """Remove debris. What cannot be removed is logged and left: it does no harm but take space."""
+def sweep(storage: Storage, folders: Sequence[str], alive: Callable[[], None] = lambda: None) -> list[str]:
+    """Remove debris; return what could not be removed, which is logged: it does no harm but take space.
+
+    ``alive`` is called before each one.
+    """
+    left = []
     for folder in folders:
+        alive()
         try:
             remove_step_folder(storage, folder)
         except NotFound:
             continue
-        except MidstrideError as error:
+        except Exception as error:  # a storage's own too: no save fails because of debris
             _log.warning("debris %s/%s could not be removed: %s", storage.description, folder, error)
+            left.append(folder)
+    return left
 
 
 def _remove_if_there(storage: Storage, name: str) -> None:

@@ -67,7 +67,7 @@ class PendingSave:
                 wait_for(
                     self._changed,
                     self.done,
-                    what=f"the save of step {self.step} to become durable",
+                    what=lambda: f"the save of step {self.step} to become durable",
                     progress=self._progress_or_life,
                     stall_seconds=limits.STORAGE_SECONDS,
                     timeout=timeout,
@@ -97,6 +97,12 @@ class PendingSave:
     def _beat(self) -> None:
         with self._changed:
             self._beats += 1
+            self._changed.notify_all()
+
+    def _write_again(self) -> None:
+        with self._changed:
+            self._beats += 1
+            self._written_bytes = 0
             self._changed.notify_all()
 
     def _advance(self, *, staged: int = 0, written: int = 0) -> None:

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Callable
 from datetime import UTC, datetime
 
-from midstride.errors import ForeignRun, NewerFormat
+from midstride.errors import ForeignRun, NewerFormat, NotFound
 from midstride.format import layout
 from midstride.format.manifest import Manifest
 from midstride.info import CheckpointInfo
@@ -60,12 +60,17 @@ class RunFolder:
         self._storage.sync_folder("")
         if catalog.latest is not None:
             self._storage.sync_folder(catalog.latest.name)
-        commit.sweep(self._storage, [name for name in catalog.debris if name not in catalog.links])
+        # Step folders of ours that are to go: those that may have a manifest, and those that have none.
+        # What cannot be removed now is tried again after each commit.
+        self._unwanted: set[str] = set()
+        self._debris = [name for name in catalog.debris if name not in catalog.links]
+        self._sweep()
         self._marked = catalog.marked
         latest = catalog.latest.seq if catalog.latest is not None else None
         self._head = self._restored if self._restored is not None else latest
         self._run = catalog.run or uuid.uuid4().hex
         self._checkpoints = catalog.checkpoints
+        self._last_seq = 0
         # Kept up from here on, whatever is retired.
         self._line = {info.seq for info in lineage(self._checkpoints, self._head)}
         damaged = [entry.info for entry in catalog.unusable if entry.info is not None]
@@ -92,7 +97,8 @@ class RunFolder:
         catalog = scan(self._storage, self._known)
         manifest = Manifest(
             run=self._run,
-            seq=catalog.next_seq(self._restored),
+            # Above any that was tried: that attempt's manifest may still be there, unreadable for a while.
+            seq=max(catalog.next_seq(self._restored), self._last_seq + 1),
             parent=self._head,
             step=draft.step,
             attempt=draft.attempt,
@@ -104,13 +110,23 @@ class RunFolder:
             arrays=draft.arrays,
             files=draft.files,
         )
+        self._last_seq = manifest.seq
         commit.publish_manifest(self._storage, self._lock, folder, manifest, tree_json)
         info = info_of(manifest, folder)
         self._known[folder] = info
-        self._checkpoints = [*(c for c in catalog.checkpoints if c.seq not in self._damaged), info]
+        self._checkpoints = [*(c for c in catalog.checkpoints if self._counts(c)), info]
         self._head = info.seq
         self._line.add(info.seq)
         return info
+
+    def _counts(self, info: CheckpointInfo) -> bool:
+        return info.seq not in self._damaged and info.name not in self._unwanted
+
+    def discard(self, folder: str) -> None:
+        """Remove an attempt that failed, its manifest first: it may have got its name."""
+        self._unwanted.add(folder)
+        self._withdraw(folder)
+        self._sweep()
 
     def mark(self) -> None:
         """Before the first "saved" is said: leave the mark that something was committed here."""
@@ -125,9 +141,10 @@ class RunFolder:
         bad: frozenset[int] = frozenset(),
         alive: Callable[[], None] = lambda: None,
     ) -> None:
-        """Delete what is not to be kept. A failure is logged: it costs space, not the new checkpoint.
+        """Delete what is not to be kept, and what earlier tries left. A failure is logged: it costs space,
+        not the new checkpoint.
 
-        ``alive`` is called after each one.
+        ``alive`` is called before each one.
         """
         # One that is known to be bad must not stand for a good one that is then deleted.
         good = [info for info in self._checkpoints if info.seq not in bad]
@@ -138,22 +155,41 @@ class RunFolder:
             doomed = []
         if replaced is not None and replaced not in doomed:
             doomed = [replaced, *doomed]
-        for info in doomed:
+        for info in self._without_links(doomed):
+            self._unwanted.add(info.name)
+        self._checkpoints = [info for info in self._checkpoints if info.name not in self._unwanted]
+        for name in sorted(self._unwanted):
             alive()
-            try:
-                self._retire_one(info)
-            except Exception as error:  # a storage's own too: the new checkpoint is committed all the same
-                _log.warning("checkpoint %s could not be retired: %s", info.name, error)
+            self._withdraw(name)
+        self._sweep(alive)
 
-    def _retire_one(self, info: CheckpointInfo) -> None:
-        entry = next((e for e in self._storage.list_folder("") if e.name == info.name), None)
-        if entry is not None and entry.kind == "other":
-            _log.warning("%s is a link: not retired; remove it yourself", info.name)
-        elif entry is not None:
-            commit.retire(self._storage, info)
-            _log.info("retired step %d (%s)", info.step, info.name)
-        self._known.pop(info.name, None)
-        self._checkpoints = [kept for kept in self._checkpoints if kept.seq != info.seq]
+    def _without_links(self, doomed: list[CheckpointInfo]) -> list[CheckpointInfo]:
+        if not doomed:
+            return []
+        try:
+            links = {entry.name for entry in self._storage.list_folder("") if entry.kind == "other"}
+        except Exception as error:  # a storage's own too: the new checkpoint is committed all the same
+            _log.warning("%s could not be listed: nothing was retired: %s", self._storage.description, error)
+            return []
+        for info in doomed:
+            if info.name in links:
+                _log.warning("%s is a link: not retired; remove it yourself", info.name)
+        return [info for info in doomed if info.name not in links]
+
+    def _withdraw(self, folder: str) -> None:
+        try:
+            commit.withdraw(self._storage, folder)
+        except NotFound:  # somebody removed it
+            self._unwanted.discard(folder)
+        except Exception as error:  # a storage's own too: the new checkpoint is committed all the same
+            _log.warning("%s/%s could not be removed: %s", self._storage.description, folder, error)
+        else:
+            self._unwanted.discard(folder)
+            self._known.pop(folder, None)
+            self._debris.append(folder)
+
+    def _sweep(self, alive: Callable[[], None] = lambda: None) -> None:
+        self._debris = commit.sweep(self._storage, self._debris, alive)
 
     def close(self) -> None:
         """Give the lock back."""

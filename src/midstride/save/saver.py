@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import platform
 import sys
 import threading
@@ -45,7 +46,9 @@ from midstride.save.plan import Plan, Planner
 from midstride.save.stage import Stager
 from midstride.storage.base import Storage
 from midstride.telemetry import Recorder
-from midstride.waiting import wait_for
+from midstride.waiting import StallWatch, stalled, wait_for
+
+_log = logging.getLogger("midstride")
 
 
 class Outcome(Protocol):
@@ -59,6 +62,19 @@ class _InFlight:
     number: int
     pending: PendingSave
     began: float
+
+    @property
+    def what(self) -> str:
+        """What is waited for."""
+        if self.pending.done():
+            return f"the retirement of older checkpoints after step {self.pending.step}"
+        return f"the save of step {self.pending.step} to become durable"
+
+    @property
+    def safe(self) -> str:
+        """What is safe, whatever comes."""
+        done = self.pending.done()
+        return f"The checkpoint of step {self.pending.step} is durable" if done else "Earlier checkpoints are untouched"
 
 
 class Saver:
@@ -84,6 +100,7 @@ class Saver:
         self._stager: Stager | None = None
         self._changed = threading.Condition()
         self._in_flight: _InFlight | None = None
+        self._stall = StallWatch()
         self._free_places: deque[int] = deque()
         self._opening: RunView | BaseException | None = None
         self._jobs = 0
@@ -102,7 +119,7 @@ class Saver:
             wait_for(
                 self._changed,
                 lambda: self._opening is not None,
-                what=f"the writer to open {self.what}",
+                what=lambda: f"the writer to open {self.what}",
                 progress=lambda: None,
                 stall_seconds=limits.STORAGE_SECONDS,
             )
@@ -218,7 +235,7 @@ class Saver:
             wait_for(
                 self._changed,
                 lambda: bool(self._free_places) or self._in_flight is None,
-                what="the writer to empty staging memory",
+                what=lambda: "the writer to empty staging memory",
                 progress=lambda: len(self._free_places),
                 stall_seconds=limits.STORAGE_SECONDS,
             )
@@ -235,11 +252,22 @@ class Saver:
             wait_for(
                 self._changed,
                 lambda: self._in_flight is not flight,
-                what=f"the save of step {flight.pending.step} to become durable",
+                what=lambda: flight.what,
+                safe=lambda: flight.safe,
                 progress=flight.pending._progress_or_life,
                 stall_seconds=limits.STORAGE_SECONDS if stall_seconds is None else stall_seconds,
                 timeout=timeout,
             )
+
+    def raise_if_stalled(self) -> None:
+        """Raise ``Deadline``, once, where the save in flight has made no progress for a storage's time."""
+        flight = self._in_flight
+        if flight is None:
+            return
+        if self._stall.stalled(lambda: (flight.number, flight.pending.done(), flight.pending._progress_or_life())):
+            error = stalled(flight.what, limits.STORAGE_SECONDS, flight.safe)
+            _log.error("%s", error)
+            raise error
 
     def close(self, timeout: float) -> bool:
         """End the writer and give the memory back; return whether it ended."""
@@ -265,7 +293,7 @@ class Saver:
                 self._worked(reply)
             case Retrying():
                 self._recorder.add(saves_retried=1)
-                self._worked(reply)
+                self._written_again(reply)
             case Committed() | Failed():
                 self._ended(reply)
             case Retired():
@@ -285,10 +313,16 @@ class Saver:
                 self._in_flight.pending._advance(written=reply.nbytes)
                 self._changed.notify_all()
 
-    def _worked(self, reply: Working | Retrying) -> None:
+    def _worked(self, reply: Working) -> None:
         with self._changed:
             if self._in_flight is not None and self._in_flight.number == reply.job:
                 self._in_flight.pending._beat()
+                self._changed.notify_all()
+
+    def _written_again(self, reply: Retrying) -> None:
+        with self._changed:
+            if self._in_flight is not None and self._in_flight.number == reply.job:
+                self._in_flight.pending._write_again()
                 self._changed.notify_all()
 
     def _ended(self, reply: Committed | Failed) -> None:
@@ -300,12 +334,7 @@ class Saver:
             self.view = reply.view
         elif isinstance(reply.error.__cause__, Busy):
             self.view = None  # the lock was lost: the folder must be opened again
-        with flight.pending._in_listeners():
-            try:
-                self._on_end(flight.pending, reply, seconds)
-            except BaseException:  # a log handler's, say: whatever it is, the save has ended
-                with contextlib.suppress(Exception):
-                    traceback.print_exc()
+        self._tell(flight.pending, reply, seconds)
         with self._changed:
             # In this order: who sees the handle of a failed save done must find the next save free to begin.
             if isinstance(reply, Failed):
@@ -314,6 +343,14 @@ class Saver:
             else:
                 flight.pending._end(reply.info, None)
             self._changed.notify_all()
+
+    def _tell(self, pending: PendingSave, reply: Committed | Failed, seconds: float) -> None:
+        with pending._in_listeners():
+            try:
+                self._on_end(pending, reply, seconds)
+            except BaseException:  # a log handler's, say: whatever it is, the save has ended
+                with contextlib.suppress(Exception):
+                    traceback.print_exc()
 
     def _retired(self, reply: Retired) -> None:
         with self._changed:
@@ -331,10 +368,20 @@ class Saver:
         flight = self._in_flight
         if flight is not None and not flight.pending.done():
             self._ended(Failed(flight.number, error or WriterDied("the writer was stopped in the middle of a save")))
+        elif flight is not None and error is not None:
+            self._died_afterwards(flight, error)
         with self._changed:
             if self._in_flight is flight:  # not the next save's, which may have begun
                 self._in_flight = None
                 self._changed.notify_all()
+
+    def _died_afterwards(self, flight: _InFlight, cause: BaseException) -> None:
+        # The handle has said "durable", and that stays true: the death is told by one of its own.
+        error = WriterDied(f"while older checkpoints were retired: {cause}. {flight.safe}")
+        error.__cause__ = cause
+        ghost = PendingSave(flight.pending.step, 0, announced=False)
+        self._tell(ghost, Failed(flight.number, error), time.perf_counter() - flight.began)
+        ghost._end(None, error)
 
 
 def library_versions() -> dict[str, str]:

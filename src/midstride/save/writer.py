@@ -30,7 +30,6 @@ from midstride.format import layout
 from midstride.format.manifest import ArrayRecord, FileRecord, Manifest, Slice
 from midstride.info import CheckpointInfo
 from midstride.limits import OPEN_FILES_AHEAD
-from midstride.save import commit
 from midstride.save.digest import Digester
 from midstride.save.messages import (
     Abort,
@@ -81,7 +80,7 @@ class Writer:
         finally:
             try:
                 if self._attempt is not None:
-                    self._attempt.give_up()
+                    self._give_up(self._attempt)
             finally:
                 self._disk.stop()
                 if self._run is not None:
@@ -99,7 +98,7 @@ class Writer:
             case Abort():
                 if attempt := self._current(request.job):
                     self._attempt = None
-                    attempt.give_up()
+                    self._give_up(attempt)
                 # Answered also where the job itself never came: the trainer was interrupted before it was sent.
                 self._send(Failed(request.job, StagingError("the save was given up while it was staged")))
             case Seal() if attempt := self._current(request.job):
@@ -109,6 +108,11 @@ class Writer:
     def _begin(self, job: Job) -> _Attempt:
         return _Attempt(job, self._storage, self._disk, lambda: self._send(Working(job.number)))
 
+    def _give_up(self, attempt: _Attempt) -> None:
+        attempt.close()
+        if attempt.has_folder and self._run is not None:
+            self._run.discard(attempt.folder)
+
     def _current(self, job: int) -> _Attempt | None:
         return self._attempt if self._attempt is not None and self._attempt.job.number == job else None
 
@@ -117,8 +121,15 @@ class Writer:
             self._run.go_on_from(request.restored)
             self._send(Opened(self._run.view))
             return
+
+        def take() -> RunFolder:
+            return RunFolder(self._storage, self._owner, restored=request.restored, adopt=request.adopt)
+
+        def told(error: BaseException, pause: float) -> None:
+            _log.warning("%s could not be opened: %s. Trying again in %g s", self._storage.description, error, pause)
+
         try:
-            self._run = RunFolder(self._storage, self._owner, restored=request.restored, adopt=request.adopt)
+            self._run = with_retries(take, limits.RETRY_SECONDS, _may_pass, told)
         except Exception as error:
             self._send(Refused(error))
             return
@@ -134,7 +145,6 @@ class Writer:
                 else self._compare(run, attempt, job.compare_with)
             )
         except Exception as error:
-            attempt.give_up()
             if isinstance(error.__cause__, Busy):
                 # The lock is lost: the next save takes the folder anew, if nobody else has it.
                 run.close()
@@ -157,7 +167,7 @@ class Writer:
             try:
                 return _commit(run, current, current.write_out())
             except BaseException:
-                current.give_up()
+                self._give_up(current)
                 raise
 
         # With a budget smaller than the state the first chunks are gone by now.
@@ -178,7 +188,7 @@ class Writer:
         attempt = self._begin(job)
         for number, chunk in enumerate(job.chunks):
             attempt.take(Staged(job.number, number, chunk.place))
-            self._send(Working(job.number))
+            self._send(Emptied(job.number, chunk.place, chunk.nbytes))
         return attempt
 
     def _retrying(self, job: Job, action: Callable[[], _T], pauses: Sequence[float]) -> _T:
@@ -190,7 +200,7 @@ class Writer:
 
     def _compare(self, run: RunFolder, attempt: _Attempt, info: CheckpointInfo) -> Committed:
         attempt.raise_failure()
-        saved = run.manifest(info)
+        saved = self._retrying(attempt.job, lambda: run.manifest(info), limits.RETRY_SECONDS)
         now = [(dtype, shape, lib, digest) for (dtype, shape, lib), digest in attempt.array_digests()]
         then = [(a.dtype, a.shape, a.lib, a.slices[0].digest if len(a.slices) == 1 else None) for a in saved.arrays]
         same_tree = attempt.job.tree_json == json.dumps(saved.tree, separators=(",", ":"), allow_nan=False)
@@ -199,20 +209,17 @@ class Writer:
                 f"step {info.step} is saved already in {info.name}, with other content. Nothing was written; "
                 "pass overwrite=True to replace it"
             )
-        run.mark()
+        self._retrying(attempt.job, run.mark, limits.RETRY_SECONDS)
         return Committed(attempt.job.number, info, run.view, fresh=False)
 
 
 def _commit(run: RunFolder, attempt: _Attempt, draft: Manifest) -> CheckpointInfo:
     try:
-        info = run.publish(attempt.folder, draft, attempt.job.tree_json)
+        return run.publish(attempt.folder, draft, attempt.job.tree_json)
     except MidstrideError as error:
-        attempt.unpublish()
         raise CommitError(
             f"step {draft.step} was written but could not be published: {error}. Earlier checkpoints are untouched"
         ) from error
-    attempt.keep()
-    return info
 
 
 def _may_pass(error: BaseException) -> bool:
@@ -245,13 +252,13 @@ class _Attempt:
         self._made = 0
         self._attempt = secrets.token_hex(4)
         self.folder = layout.step_folder(job.step, self._attempt)
-        self._has_folder = False
+        self.has_folder = False
         if job.compare_with is None:
             self._guard(self._begin)
 
     def _begin(self) -> None:
         self._storage.make_folder(self.folder)
-        self._has_folder = True
+        self.has_folder = True
         self._make_files(OPEN_FILES_AHEAD)
 
     def _make_files(self, count: int) -> None:
@@ -321,25 +328,12 @@ class _Attempt:
         if self._failure is not None:
             raise self._failure
 
-    def keep(self) -> None:
-        """It is a checkpoint now: giving the attempt up does not touch it."""
-        self._has_folder = False
-
-    def unpublish(self) -> None:
-        """After a failed publication: take back a manifest that may have got its name."""
-        with contextlib.suppress(MidstrideError):
-            self._storage.remove_file(f"{self.folder}/{layout.MANIFEST}")
-            self._storage.sync_folder(self.folder)
-
-    def give_up(self) -> None:
-        """Close what is open and take the attempt's files away. What cannot be removed is swept later."""
+    def close(self) -> None:
+        """Let go of files that are open. What was written stays."""
         for file in self._files.values():
             with contextlib.suppress(MidstrideError):
                 file.close()
         self._files.clear()
-        if self._has_folder:
-            commit.sweep(self._storage, [self.folder])
-            self._has_folder = False
 
     def _guard(self, action: Callable[[], None]) -> None:
         if self._failure is None:

@@ -18,8 +18,13 @@ _ERRORS: dict[int, type[StorageError]] = {
     errno.EACCES: PermissionDenied,
     errno.EPERM: PermissionDenied,
     errno.EROFS: PermissionDenied,
+    errno.EEXIST: StorageError,
+    errno.ENOTEMPTY: StorageError,
+    errno.EISDIR: StorageError,
+    errno.ELOOP: StorageError,
+    errno.ENAMETOOLONG: StorageError,
 }
-"""What each errno means to a caller; any other is ``Unavailable``."""
+"""What each errno means to a caller; any other is ``Unavailable``, and may be over when it is tried again."""
 
 
 def storage_error(error: OSError, what: str, path: str) -> StorageError:

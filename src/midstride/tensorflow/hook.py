@@ -218,6 +218,7 @@ class AsyncCheckpointSaverHook(_v1.train.CheckpointSaverHook):  # type: ignore[m
                 self._put_off = True
                 self._saves.recorder.add(saves_skipped=1)
                 count_blocked(time.perf_counter() - began)
+                self._saves.raise_if_stalled()
                 return False
             self._saves.wait()
         self._put_off = False

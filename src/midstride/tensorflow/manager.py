@@ -148,6 +148,7 @@ class CheckpointManager(tf.train.CheckpointManager):  # type: ignore[misc]
         if self._saves.busy(0):
             if self._when_busy == "skip":
                 self._saves.recorder.add(saves_skipped=1)
+                self._saves.raise_if_stalled()
                 return True
             self._saves.wait()
         return False

@@ -16,7 +16,7 @@ from midstride.info import CheckpointInfo
 from midstride.listeners import Listener, Listeners, RunBegan, RunEnded, SaveBegan, SaveCommitted, SaveFailed
 from midstride.save.pending import WRITER_THREAD, PendingSave
 from midstride.telemetry import Recorder, Statistics
-from midstride.waiting import wait_for, with_retries
+from midstride.waiting import StallWatch, stalled, wait_for, with_retries
 from midstride.worker import Worker
 
 _log = logging.getLogger("midstride")
@@ -48,6 +48,8 @@ class Saves:
         self._tasks = 0
         self._progress: Callable[[], object] = lambda: None
         self._pending: PendingSave | None = None
+        self._stall = StallWatch()
+        self._with_listeners = False
         self._process = os.getpid()
         self._stop = False
         self._open = False
@@ -165,6 +167,7 @@ class Saves:
         self.recorder.committed(info.nbytes, seconds)
         if self._max_failures:
             self._failures.clear()
+        self._with_listeners = True
         try:
             stall = pending._stall_seconds if pending._stall_seconds is not None else seconds
             self._last = info
@@ -175,19 +178,30 @@ class Saves:
             _log.exception("%s: after the checkpoint of step %d was saved", self._what, info.step)
             self.failed(info.step, error)
         finally:
+            self._with_listeners = False
             self._end(pending, info, None)
 
     def _failed(self, pending: PendingSave, error: BaseException) -> None:
         self.recorder.failed(error)
         self._failures.add(pending)
         _log.error("%s: %s", self._what, error)
-        self._tell("save_failed", SaveFailed(pending.step, error))
-        self._end(pending, None, error)
+        self._with_listeners = True
+        try:
+            self._tell("save_failed", SaveFailed(pending.step, error))
+        finally:
+            self._with_listeners = False
+            self._end(pending, None, error)
 
     def _end(self, pending: PendingSave, info: CheckpointInfo | None, error: BaseException | None) -> None:
         with self._changed:
             pending._end(info, error)
             self._changed.notify_all()
+
+    def _progress_or_life(self) -> object:
+        """Changes whenever something is done."""
+        if self._with_listeners:
+            return time.monotonic()  # what a listener takes is its own affair
+        return self._tasks, self._progress()
 
     def wait(self, timeout: float | None = None, stall_seconds: float | None = None) -> None:
         """Wait until the worker has nothing left to do. ``Deadline`` after ``timeout`` seconds, or without progress."""
@@ -199,11 +213,20 @@ class Saves:
             wait_for(
                 self._changed,
                 lambda: not self._tasks and self._is_free(),
-                what=f"what is being written into {self._what}",
-                progress=lambda: (self._tasks, self._progress()),
+                what=lambda: f"what is being written into {self._what}",
+                progress=self._progress_or_life,
                 stall_seconds=limits.STORAGE_SECONDS if stall_seconds is None else stall_seconds,
                 timeout=timeout,
             )
+
+    def raise_if_stalled(self) -> None:
+        """Raise ``Deadline``, once, where what is being written has made no progress for a storage's time."""
+        if self._stall.stalled(self._progress_or_life):
+            error = stalled(
+                f"what is being written into {self._what}", limits.STORAGE_SECONDS, "Earlier checkpoints are untouched"
+            )
+            _log.error("%s", error)
+            raise error
 
     def check(self, tolerated: int | None = None) -> None:
         """Raise the failure of a save that nobody was told of yet, if more came in a row than are tolerated."""
