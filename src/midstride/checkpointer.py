@@ -267,7 +267,7 @@ class Checkpointer:
         else:
             self._recorder.failed(reply.error)
             self._failures.add(pending)
-            _log.error("the save of step %d failed: %s", pending.step, reply.error)
+            _log.error("step %d: %s", pending.step, reply.error)
             if pending._announced:
                 self._listeners.save_failed(SaveFailed(pending.step, reply.error))
         self._recorder.set(listener_failures=self._listeners.failures)

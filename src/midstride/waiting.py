@@ -29,7 +29,10 @@ def wait_for(
     timeout: float | None = None,
     safe: Callable[[], str] = lambda: "Earlier checkpoints are untouched",
 ) -> None:
-    """Wait, holding ``changed``, until ``ready()``.
+    """Wait, holding the lock of ``changed``, until ``ready()``.
+
+    Take the lock by ``with lock``: a condition's own ``__enter__`` and ``__exit__`` are Python code, where Ctrl-C
+    can come between the lock and the block, and then nobody gives it back.
 
     Raises ``Deadline`` when ``timeout`` seconds have passed, or when ``progress()`` has given the
     same answer for ``stall_seconds``; its message says ``what`` was waited for and what is ``safe``.

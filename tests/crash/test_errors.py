@@ -139,14 +139,17 @@ def test_saving_goes_on_with_the_same_object(tmp_path: Path) -> None:
 
 
 class _Some(Fault):
-    """The next few operations of a kind fail."""
+    """The next few operations of a kind fail, one for each attempt."""
 
     def __init__(self, name: str, times: int, code: int) -> None:
         self._name, self._left, self._code = name, times, code
+        self._failed: set[str] = set()
 
     def before(self, operation: Operation) -> None:
-        if operation.name == self._name and self._left:
+        attempt = operation.target.split("/")[0]
+        if operation.name == self._name and self._left and attempt not in self._failed:
             self._left -= 1
+            self._failed.add(attempt)
             fail_at(operation.number, self._code).before(operation)
 
 

@@ -34,9 +34,12 @@ class _Writers:
 @pytest.mark.parametrize("operation", ["make_folder", "create_file", "write", "sync", "sync_folder", "rename"])
 @pytest.mark.parametrize("death", [SystemExit, MemoryError, KeyboardInterrupt])
 def test_death_is_told_and_mended(tmp_path: Path, operation: str, death: type[BaseException]) -> None:
+    deaths = iter([death("injected")])
+
     def hook(now: str, name: str) -> None:
         if now == operation and name.startswith(data_of(1)):
-            raise death("injected")
+            for error in deaths:
+                raise error
 
     writers = _Writers()
     ckpt = ms.Checkpointer(HookedStorage(open_storage(tmp_path / "run"), hook))
@@ -53,6 +56,24 @@ def test_death_is_told_and_mended(tmp_path: Path, operation: str, death: type[Ba
     assert writers.names() == []
     latest = ms.open(tmp_path / "run").latest()
     assert latest is not None and ms.open(tmp_path / "run").verify(latest.step) == {latest.name: []}
+
+
+def test_death_in_a_retirement_is_told_though_the_save_is_durable(tmp_path: Path) -> None:
+    deaths = iter([SystemExit("injected")])
+
+    def hook(now: str, name: str) -> None:
+        if now == "remove_file" and name.startswith(data_of(0)):
+            for error in deaths:
+                raise error
+
+    ckpt = ms.Checkpointer(HookedStorage(open_storage(tmp_path / "run"), hook), keep=1)
+    ckpt.save(0, _STATE).result()
+    assert ckpt.save(1, _STATE).result().step == 1
+    with pytest.raises(WriterDied, match=r"retired.*injected.* The checkpoint of step 1 is durable"):
+        ckpt.wait(timeout=10)
+    last = ckpt.save(2, _STATE).result(timeout=10)
+    ckpt.close()
+    assert [p.name for p in (tmp_path / "run").iterdir() if p.is_dir()] == [last.name]
 
 
 def test_every_save_may_kill_its_writer(tmp_path: Path) -> None:

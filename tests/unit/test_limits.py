@@ -5,6 +5,7 @@ The lock's limit is tested in ``storage/test_lock.py``.
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -184,10 +185,59 @@ def test_retiring_in_a_storage_that_hangs(storage: FaultyStorage) -> None:
     ckpt.wait()
     hang(storage, "remove_file")
     assert ckpt.save(2, STATE).result().step == 2, "what is durable is said to be, whatever becomes of older ones"
-    with pytest.raises(ms.Deadline, match="step 2"):
+    with pytest.raises(ms.Deadline, match=r"retirement .* after step 2, .* The checkpoint of step 2 is durable"):
         ckpt.wait()
     with pytest.raises(ms.Deadline):
         ckpt.close()
+
+
+@pytest.mark.usefixtures("short")
+@pytest.mark.parametrize(
+    ("operation", "words"),
+    [("write", "step 2 to become durable, .* Earlier checkpoints"), ("remove_file", "retirement .* step 2 is durable")],
+)
+def test_training_hears_once_of_a_storage_that_hangs_while_its_saves_are_put_off(
+    operation: str, words: str, storage: FaultyStorage, caplog: pytest.LogCaptureFixture
+) -> None:
+    ckpt = ms.Checkpointer(storage, every=1, keep=1, busy="skip")
+    ckpt.step(1, STATE)
+    ckpt.wait()
+    fault = hang(storage, operation)
+    ckpt.step(2, STATE)
+    step, told = 3, []
+    until = time.monotonic() + 1.5
+    while time.monotonic() < until:
+        try:
+            assert ckpt.step(step, STATE) is None
+        except ms.Deadline as error:
+            told.append(str(error))
+        step += 1
+        time.sleep(0.01)
+    assert len(told) == 1, told
+    assert re.search(words, told[0])
+    assert told[0] in caplog.text
+    fault.let_go.set()
+    ckpt.wait()
+    pending = ckpt.step(step, STATE)
+    assert pending is not None, "when it answers again, saving goes on"
+    ckpt.close()
+
+
+@pytest.mark.usefixtures("short")
+def test_a_slow_save_that_moves_on_is_no_hang(storage: FaultyStorage) -> None:
+    class Slow(Fault):
+        def before(self, operation: Operation) -> None:
+            if operation.name == "write":
+                threading.Event().wait(0.1)
+
+    with ms.Checkpointer(storage, every=1) as ckpt:
+        storage.fault = Slow()
+        ckpt.step(1, {f"item {number}": np.arange(500) for number in range(12)})
+        skipped = 0
+        while ckpt._saver.pending is not None:
+            skipped += ckpt.step(2 + skipped, STATE) is None
+            time.sleep(0.02)
+        assert skipped
 
 
 @pytest.mark.usefixtures("short")

@@ -30,7 +30,8 @@ class PendingSave:
         self._info: CheckpointInfo | None = None
         self._error: BaseException | None = None
         self._stall_seconds: float | None = None
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._process = os.getpid()
         self._reported = False
 
@@ -63,7 +64,7 @@ class PendingSave:
         if not self.done() and threading.current_thread().name == WRITER_THREAD:
             raise SaveError("result() was called by a listener on the writer's thread, which would wait for itself")
         if not self.done():
-            with self._changed:
+            with self._lock:
                 wait_for(
                     self._changed,
                     self.done,
@@ -95,24 +96,24 @@ class PendingSave:
             self._with_listeners = False
 
     def _beat(self) -> None:
-        with self._changed:
+        with self._lock:
             self._beats += 1
             self._changed.notify_all()
 
     def _write_again(self) -> None:
-        with self._changed:
+        with self._lock:
             self._beats += 1
             self._written_bytes = 0
             self._changed.notify_all()
 
     def _advance(self, *, staged: int = 0, written: int = 0) -> None:
-        with self._changed:
+        with self._lock:
             self._staged_bytes += staged
             self._written_bytes += written
             self._changed.notify_all()
 
     def _end(self, info: CheckpointInfo | None, error: BaseException | None) -> None:
-        with self._changed:
+        with self._lock:
             if not self.done():
                 self._info, self._error = info, error
             self._changed.notify_all()

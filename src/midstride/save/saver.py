@@ -98,7 +98,8 @@ class Saver:
         self._planner = Planner()
         self._arena: Arena | None = None
         self._stager: Stager | None = None
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._in_flight: _InFlight | None = None
         self._stall = StallWatch()
         self._free_places: deque[int] = deque()
@@ -113,7 +114,7 @@ class Saver:
     def open_run(self, restored: CheckpointInfo | None, *, adopt: bool) -> RunView:
         """Start the writer and take the folder. Raises what ``RunFolder`` raises."""
         self._engine.start()
-        with self._changed:
+        with self._lock:
             self._opening = None
             self._engine.send(OpenRun(restored, adopt))
             wait_for(
@@ -181,7 +182,7 @@ class Saver:
             bad=bad,
         )
         try:
-            with self._changed:
+            with self._lock:
                 self._in_flight = _InFlight(job.number, pending, began)
             self._engine.send(job)
             self._stage(plan, captured, job.number, pending)
@@ -225,13 +226,13 @@ class Saver:
             self._stager.stage_whole(plan, captured.leaves, deliver)
         else:
             piece = chunk_bytes(self._budget)
-            with self._changed:
+            with self._lock:
                 self._free_places = deque(range(0, self._arena.nbytes - piece + 1, piece))
             self._stager.stage_through(plan, captured.leaves, self._take_place, deliver)
 
     def _take_place(self) -> int:
         began = time.perf_counter()
-        with self._changed:
+        with self._lock:
             wait_for(
                 self._changed,
                 lambda: bool(self._free_places) or self._in_flight is None,
@@ -246,7 +247,7 @@ class Saver:
 
     def wait_idle(self, timeout: float | None, stall_seconds: float | None = None) -> None:
         """Wait until nothing is in flight, well or badly ended. By default a storage's time without progress."""
-        with self._changed:
+        with self._lock:
             if (flight := self._in_flight) is None:
                 return
             wait_for(
@@ -302,25 +303,25 @@ class Saver:
                 self._stopped(error)
 
     def _answer(self, answer: RunView | BaseException) -> None:
-        with self._changed:
+        with self._lock:
             self._opening = answer
             self._changed.notify_all()
 
     def _emptied(self, reply: Emptied) -> None:
-        with self._changed:
+        with self._lock:
             if self._in_flight is not None and self._in_flight.number == reply.job:
                 self._free_places.append(reply.place)
                 self._in_flight.pending._advance(written=reply.nbytes)
                 self._changed.notify_all()
 
     def _worked(self, reply: Working) -> None:
-        with self._changed:
+        with self._lock:
             if self._in_flight is not None and self._in_flight.number == reply.job:
                 self._in_flight.pending._beat()
                 self._changed.notify_all()
 
     def _written_again(self, reply: Retrying) -> None:
-        with self._changed:
+        with self._lock:
             if self._in_flight is not None and self._in_flight.number == reply.job:
                 self._in_flight.pending._write_again()
                 self._changed.notify_all()
@@ -335,7 +336,7 @@ class Saver:
         elif isinstance(reply.error.__cause__, Busy):
             self.view = None  # the lock was lost: the folder must be opened again
         self._tell(flight.pending, reply, seconds)
-        with self._changed:
+        with self._lock:
             # In this order: who sees the handle of a failed save done must find the next save free to begin.
             if isinstance(reply, Failed):
                 self._in_flight = None
@@ -353,7 +354,7 @@ class Saver:
                     traceback.print_exc()
 
     def _retired(self, reply: Retired) -> None:
-        with self._changed:
+        with self._lock:
             if self._in_flight is not None and self._in_flight.number == reply.job:
                 self.view = reply.view
                 self._in_flight = None
@@ -370,7 +371,7 @@ class Saver:
             self._ended(Failed(flight.number, error or WriterDied("the writer was stopped in the middle of a save")))
         elif flight is not None and error is not None:
             self._died_afterwards(flight, error)
-        with self._changed:
+        with self._lock:
             if self._in_flight is flight:  # not the next save's, which may have begun
                 self._in_flight = None
                 self._changed.notify_all()

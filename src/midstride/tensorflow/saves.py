@@ -44,7 +44,8 @@ class Saves:
         self.recorder = Recorder()
         self._failures = Failures(lambda: self.recorder.read().failures_in_a_row)
         self._worker = Worker(WRITER_THREAD)
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._tasks = 0
         self._progress: Callable[[], object] = lambda: None
         self._pending: PendingSave | None = None
@@ -70,7 +71,7 @@ class Saves:
 
     def busy(self, seconds: float) -> bool:
         """Whether a save is running, after waiting ``seconds`` at most for its end."""
-        with self._changed:
+        with self._lock:
             return not self._changed.wait_for(self._is_free, seconds)
 
     def _is_free(self) -> bool:
@@ -137,14 +138,14 @@ class Saves:
 
     def run(self, task: Callable[[], None]) -> None:
         """Let the worker do something, after what it was given before. ``task`` sees to its own errors."""
-        with self._changed:
+        with self._lock:
             self._tasks += 1
 
         def counted() -> None:
             try:
                 task()
             finally:
-                with self._changed:
+                with self._lock:
                     self._tasks -= 1
                     self._changed.notify_all()
 
@@ -193,7 +194,7 @@ class Saves:
             self._end(pending, None, error)
 
     def _end(self, pending: PendingSave, info: CheckpointInfo | None, error: BaseException | None) -> None:
-        with self._changed:
+        with self._lock:
             pending._end(info, error)
             self._changed.notify_all()
 
@@ -209,7 +210,7 @@ class Saves:
             raise SaveError("called by a listener on the writer's thread, which would wait for itself")
         if os.getpid() != self._process:
             return
-        with self._changed:
+        with self._lock:
             wait_for(
                 self._changed,
                 lambda: not self._tasks and self._is_free(),
