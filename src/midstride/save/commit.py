@@ -85,9 +85,10 @@ def _write_whole(storage: Storage, name: str, data: bytes) -> None:
 
 
 def withdraw(storage: Storage, folder: str) -> None:
-    """Make a checkpoint not exist, durably. Its bytes are still there."""
+    """Make a checkpoint not exist, durably. Its bytes are still there; somebody may have removed it whole."""
     _remove_if_there(storage, f"{folder}/{layout.MANIFEST}")  # gone already where an earlier try failed after it
-    storage.sync_folder(folder)
+    with contextlib.suppress(NotFound):
+        storage.sync_folder(folder)
 
 
 def remove_step_folder(storage: Storage, folder: str) -> None:

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Callable
 from datetime import UTC, datetime
 
-from midstride.errors import ForeignRun, NewerFormat, NotFound
+from midstride.errors import ForeignRun, NewerFormat
 from midstride.format import layout
 from midstride.format.manifest import Manifest
 from midstride.info import CheckpointInfo
@@ -155,12 +155,13 @@ class RunFolder:
             doomed = []
         if replaced is not None and replaced not in doomed:
             doomed = [replaced, *doomed]
-        for info in self._without_links(doomed):
-            self._unwanted.add(info.name)
+        going = {info.name: info.step for info in self._without_links(doomed)}
+        self._unwanted.update(going)
         self._checkpoints = [info for info in self._checkpoints if info.name not in self._unwanted]
         for name in sorted(self._unwanted):
             alive()
-            self._withdraw(name)
+            if self._withdraw(name) and name in going:
+                _log.info("retired step %d (%s)", going[name], name)
         self._sweep(alive)
 
     def _without_links(self, doomed: list[CheckpointInfo]) -> list[CheckpointInfo]:
@@ -176,17 +177,16 @@ class RunFolder:
                 _log.warning("%s is a link: not retired; remove it yourself", info.name)
         return [info for info in doomed if info.name not in links]
 
-    def _withdraw(self, folder: str) -> None:
+    def _withdraw(self, folder: str) -> bool:
         try:
             commit.withdraw(self._storage, folder)
-        except NotFound:  # somebody removed it
-            self._unwanted.discard(folder)
         except Exception as error:  # a storage's own too: the new checkpoint is committed all the same
             _log.warning("%s/%s could not be removed: %s", self._storage.description, folder, error)
-        else:
-            self._unwanted.discard(folder)
-            self._known.pop(folder, None)
-            self._debris.append(folder)
+            return False
+        self._unwanted.discard(folder)
+        self._known.pop(folder, None)
+        self._debris.append(folder)
+        return True
 
     def _sweep(self, alive: Callable[[], None] = lambda: None) -> None:
         self._debris = commit.sweep(self._storage, self._debris, alive)
