@@ -32,6 +32,7 @@ _log = logging.getLogger("midstride")
 
 DIGESTS_SUFFIX = ".midstride.json"
 STATE_FILE = "checkpoint"
+STATE_FILE_DRAFT = f"{STATE_FILE}.midstride-draft"
 _FORMAT = 1
 _END_OF_NAME = re.compile(r"(-\d{5}-of-\d{5})?|\.(index|meta|data-\d{5}-of-\d{5})")
 _LEFTOVER = re.compile(r"\.tempstate\d+$|-\d+_temp$|\.tmp[0-9a-f]*$")

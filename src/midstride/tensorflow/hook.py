@@ -16,7 +16,7 @@ from midstride.info import CheckpointInfo
 from midstride.limits import EXIT_SECONDS
 from midstride.listeners import Listener
 from midstride.telemetry import Statistics
-from midstride.tensorflow import state_file
+from midstride.tensorflow import durable, leftovers, rewriting, state_file
 from midstride.tensorflow.folder import STATE_FILE
 from midstride.tensorflow.metrics import count_blocked, count_saved, count_written
 from midstride.tensorflow.saves import Saves
@@ -101,7 +101,7 @@ class AsyncCheckpointSaverHook(_v1.train.CheckpointSaverHook):  # type: ignore[m
 
         self._basename = os.path.basename(save_path)
         # Where files are written: the worker does it when the script may be in another folder for a while.
-        self._relative = state_file.is_local(save_path) and not os.path.isabs(save_path)
+        self._relative = durable.is_local(save_path) and not os.path.isabs(save_path)
         self._place = os.path.abspath(save_path) if self._relative else save_path
         self._folder = os.path.dirname(self._place)
         self._ending = False
@@ -118,13 +118,13 @@ class AsyncCheckpointSaverHook(_v1.train.CheckpointSaverHook):  # type: ignore[m
             what=checkpoint_dir,
             max_failures=max_failures,
             listeners=lambda: [item for item in self._listeners if isinstance(item, Listener)],
-            may_pass=state_file.may_pass,
+            may_pass=durable.may_pass,
         )
 
     # What TensorFlow calls.
 
     def begin(self) -> None:
-        state_file.make_folder(self._checkpoint_dir)
+        durable.make_folder(self._checkpoint_dir)
         self._ending = False
         self._summary_writer = _v1.summary.FileWriterCache.get(self._checkpoint_dir)
         self._global_step_tensor = training_util._get_or_create_global_step_read()
@@ -258,7 +258,7 @@ class AsyncCheckpointSaverHook(_v1.train.CheckpointSaverHook):  # type: ignore[m
             began,
             write,
             here=here,
-            progress=lambda: state_file.written_bytes(self._place),
+            progress=lambda: durable.written_bytes(self._place),
             afterwards=lambda: self._saved(session, step, began),
             release=snapshot.drop,
         )
@@ -270,7 +270,7 @@ class AsyncCheckpointSaverHook(_v1.train.CheckpointSaverHook):  # type: ignore[m
         if self._snapshotter is None:
             saver = self._get_saver()
             self._warn_of_another_saver()
-            state_file.sweep(self._folder, self._basename)
+            leftovers.sweep(self._folder, self._basename)
             state_file.recall(saver, self._folder)
             if self._relative:
                 saver._save_relative_paths = True
@@ -283,22 +283,22 @@ class AsyncCheckpointSaverHook(_v1.train.CheckpointSaverHook):  # type: ignore[m
 
     def _write(self, snapshot: Snapshot, step: int) -> CheckpointInfo:
         began = time.perf_counter()
-        saver, written, aside = self._get_saver(), "", None
+        saver, written, made = self._get_saver(), "", None
 
         def place(path: str) -> str:
-            nonlocal written, aside
-            written, aside = path, state_file.aside(path)
-            if aside is None:
-                state_file.note_unfinished(self._folder, self._basename, [path])
-            return aside or path
+            nonlocal written, made
+            written, made = path, rewriting.place_aside(path)
+            if made is None:
+                leftovers.note_unfinished(self._folder, self._basename, [path])
+            return made or path
 
         info = None
         try:
             path = snapshot.write(self._place, step, write_meta_graph=self._save_graph_def, place=place)
             if path is not None:  # a saver of nothing writes nothing
-                if aside is not None:
-                    state_file.move_in(saver, aside, path)
-                info = state_file.make_durable(path, step)
+                if made is not None:
+                    rewriting.move_in(saver, made, path)
+                info = durable.make_durable(path, step)
                 self._warn_of_another_saver()
                 try:
                     state_file.announce(saver, path, basename=self._basename)
@@ -307,13 +307,13 @@ class AsyncCheckpointSaverHook(_v1.train.CheckpointSaverHook):  # type: ignore[m
         except BaseException:
             if written:
                 with contextlib.suppress(Exception):
-                    state_file.forget(saver, written, basename=self._basename)
+                    leftovers.forget(saver, written, basename=self._basename)
             raise
         seconds = time.perf_counter() - began
         _log.info("Checkpoint actual writing time: (%.3f sec)", seconds)
         _log.info("Checkpoint finished for %d into %s.", step, self._save_path)
         self._last_checkpoint_step = step
-        return info or state_file.without_digests(path or self._save_path, step)
+        return info or durable.without_digests(path or self._save_path, step)
 
     def _saved(self, session: Any, step: int, began: float) -> None:
         log = _v1.SessionLog(status=_v1.SessionLog.CHECKPOINT, checkpoint_path=self._save_path)

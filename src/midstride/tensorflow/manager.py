@@ -20,7 +20,7 @@ from midstride.errors import SaveError
 from midstride.info import CheckpointInfo
 from midstride.listeners import Listener
 from midstride.telemetry import Statistics
-from midstride.tensorflow import state_file
+from midstride.tensorflow import durable, leftovers, state_file
 from midstride.tensorflow.folder import CheckpointFolder
 from midstride.tensorflow.kept import Kept
 from midstride.tensorflow.object_snapshot import ObjectSnapshot
@@ -94,7 +94,7 @@ class CheckpointManager(tf.train.CheckpointManager):  # type: ignore[misc]
             what=os.fspath(self.directory),
             max_failures=max_failures,
             listeners=lambda: told,
-            may_pass=state_file.may_pass,
+            may_pass=durable.may_pass,
         )
 
     # What there is.
@@ -171,7 +171,7 @@ class CheckpointManager(tf.train.CheckpointManager):  # type: ignore[misc]
             began,
             lambda: self._write(snapshot, path, number, step, options),
             here=self._in_foreground or snapshot.blocking,
-            progress=lambda: state_file.written_bytes(prefix),
+            progress=lambda: durable.written_bytes(prefix),
             afterwards=lambda: self._finish(path, options),
             release=snapshot.drop,
         )
@@ -186,9 +186,9 @@ class CheckpointManager(tf.train.CheckpointManager):  # type: ignore[misc]
         folder, prefix = os.path.split(place)
         basename = prefix.rpartition("-")[0]
         for needed in (self._on_disk(self.directory), folder):
-            state_file.make_folder(needed)
+            durable.make_folder(needed)
         if not self._swept:
-            state_file.sweep(folder, basename)
+            leftovers.sweep(folder, basename)
             self._swept = True
         before = self._kept
         replaces = tf.io.gfile.exists(f"{place}.index")
@@ -196,13 +196,13 @@ class CheckpointManager(tf.train.CheckpointManager):  # type: ignore[misc]
             self._begin_to_replace(path)
         try:
             snapshot.write(place, options)
-            info = state_file.make_durable(place, number)
+            info = durable.make_durable(place, number)
         except BaseException:
             # What was not finished would fill the disk: nobody else would ever delete it.
             with contextlib.suppress(Exception):
-                state_file.sweep(folder, basename)
+                leftovers.sweep(folder, basename)
                 if not replaces:
-                    state_file.delete(place)
+                    leftovers.delete(place)
                 elif not any(CheckpointFolder(folder).problems(prefix)):
                     self._announce(before)  # it failed before it touched the one that was there
                     self._in_doubt.discard(path)
@@ -241,12 +241,12 @@ class CheckpointManager(tf.train.CheckpointManager):  # type: ignore[misc]
     def _delete_old(self) -> None:
         kept, gone = self._kept.cut(self._keep, self._keep_hours)
         for path in gone:
-            state_file.delete(self._on_disk(path))
+            leftovers.delete(self._on_disk(path))
         # The state file has named them until now, so that a manager after a kill deletes what is left.
         self._announce(kept)
 
     def _on_disk(self, path: str) -> str:
-        return os.path.join(self._started_in, path) if state_file.is_local(path) else path
+        return os.path.join(self._started_in, path) if durable.is_local(path) else path
 
     # Waiting, restoring, the end.
 

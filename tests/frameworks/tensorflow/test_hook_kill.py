@@ -35,7 +35,7 @@ pytest.importorskip("midstride.tensorflow")
 
 import tensorflow as tf
 
-from midstride.tensorflow import CheckpointFolder, latest_checkpoint, state_file
+from midstride.tensorflow import CheckpointFolder, durable, latest_checkpoint, state_file
 from tests.frameworks.tensorflow import children
 from tests.frameworks.tensorflow.operations import Disk, Operations, after_power_loss
 from tests.frameworks.tensorflow.training import WATCHDOG_SECONDS, Task, make_task, ours, v1, wait_until
@@ -120,8 +120,8 @@ def killed_run(base: str, kind: str, restarted: bool, broken: str, at: int) -> N
 
 
 def state_file_before_the_syncs(patch: pytest.MonkeyPatch) -> None:
-    make_durable, announce = state_file.make_durable, state_file.announce
-    patch.setattr(state_file, "make_durable", lambda path, step: None)
+    make_durable, announce = durable.make_durable, state_file.announce
+    patch.setattr(durable, "make_durable", lambda path, step: None)
 
     def announce_first(saver: Any, path: str, *, basename: str) -> None:
         announce(saver, path, basename=basename)

@@ -26,7 +26,7 @@ pytest.importorskip("midstride.tensorflow")
 import tensorflow as tf
 
 from midstride.listeners import Listener
-from midstride.tensorflow import CheckpointFolder, latest_checkpoint, state_file
+from midstride.tensorflow import CheckpointFolder, durable, latest_checkpoint, leftovers, state_file
 from midstride.tensorflow.object_snapshot import ObjectSnapshot
 from tests.frameworks.tensorflow import children
 from tests.frameworks.tensorflow.objects import content, fill, numbered, ours, values
@@ -85,24 +85,24 @@ def train(folder: str, numbers: list[int | None], listeners: list[Listener] | No
 
 
 def state_file_before_the_syncs(patch: pytest.MonkeyPatch) -> None:
-    replace, make_durable = state_file.replace, state_file.make_durable
+    replace, make_durable = state_file.replace, durable.make_durable
 
     def replace_first(folder: str, newest: str, kept: Any, **options: Any) -> None:
         replace(folder, newest, kept, **options)
         make_durable(newest, 0)
 
-    patch.setattr(state_file, "make_durable", state_file.without_digests)
+    patch.setattr(durable, "make_durable", durable.without_digests)
     patch.setattr(state_file, "replace", replace_first)
 
 
 def deletion_before_the_announcement(patch: pytest.MonkeyPatch) -> None:
-    make_durable = state_file.make_durable
+    make_durable = durable.make_durable
 
     def delete_first(path: str, number: int) -> Any:
-        state_file.delete(f"{path.rpartition('-')[0]}-{number - 1}")
+        leftovers.delete(f"{path.rpartition('-')[0]}-{number - 1}")
         return make_durable(path, number)
 
-    patch.setattr(state_file, "make_durable", delete_first)
+    patch.setattr(durable, "make_durable", delete_first)
 
 
 BROKEN: dict[str, Callable[[pytest.MonkeyPatch], None]] = {

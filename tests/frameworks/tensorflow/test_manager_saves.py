@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from midstride.errors import MidstrideError, NoSpace, SaveError
 from midstride.listeners import Listener
-from midstride.tensorflow import CheckpointFolder, latest_checkpoint, state_file
+from midstride.tensorflow import CheckpointFolder, durable, latest_checkpoint, leftovers, state_file
 from midstride.tensorflow.object_snapshot import ObjectSnapshot
 from tests.frameworks.tensorflow import children
 from tests.frameworks.tensorflow.file_order import FileOrder
@@ -59,13 +59,13 @@ def test_only_what_is_durable_is_listed(tmp_path: Path, monkeypatch: pytest.Monk
     first = manager.save()
     manager.sync()
     fill(variables, 2.0)
-    make_durable, seen = state_file.make_durable, []
+    make_durable, seen = durable.make_durable, []
 
     def look(path: str, step: int) -> Any:
         seen.append((manager.latest_checkpoint, manager.checkpoints, tf.train.latest_checkpoint(str(tmp_path))))
         return make_durable(path, step)
 
-    monkeypatch.setattr(state_file, "make_durable", look)
+    monkeypatch.setattr(durable, "make_durable", look)
     second = manager.save()
     manager.sync()
     assert seen == [(first, [first], first)]
@@ -76,13 +76,13 @@ def test_only_what_is_durable_is_listed(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_old_one_is_listed_until_it_is_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A manager after a kill in between deletes what is left of it."""
-    delete, listed = state_file.delete, []
+    delete, listed = leftovers.delete, []
 
     def look(path: str) -> None:
         listed.append(list(tf.train.get_checkpoint_state(str(tmp_path)).all_model_checkpoint_paths))
         delete(path)
 
-    monkeypatch.setattr(state_file, "delete", look)
+    monkeypatch.setattr(leftovers, "delete", look)
     with ours(numbered()[0], str(tmp_path), 1) as manager:
         paths = [manager.save(), manager.save()]
     assert listed == [paths]
@@ -196,7 +196,7 @@ def test_failure_after_the_bytes_leaves_nothing_either(tmp_path: Path, monkeypat
             assert list(tmp_path.glob("ckpt-1.*"))
             raise NoSpace("for the digests")
 
-        patch.setattr(state_file, "make_durable", fail)
+        patch.setattr(durable, "make_durable", fail)
         manager.save()
         with pytest.raises(NoSpace):
             manager.sync()

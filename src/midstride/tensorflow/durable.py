@@ -1,0 +1,73 @@
+"""Files of TensorFlow checkpoints: on which file systems, how much of them is there, and when they are durable."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from datetime import UTC, datetime
+
+import tensorflow as tf
+
+from midstride.info import CheckpointInfo
+from midstride.storage.local import LocalStorage, sync_file
+from midstride.tensorflow.folder import is_file_of, record_digests
+
+_PASSING = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.DeadlineExceededError, tf.errors.UnknownError)
+
+
+def is_local(path: str) -> bool:
+    """Whether a path is in a file system of this machine, where files can be synced, and not ``gs://`` or the like."""
+    return "://" not in path
+
+
+def may_pass(error: BaseException) -> bool:
+    """Whether an error of TensorFlow's writing may be over when it is tried again."""
+    return isinstance(error, _PASSING)
+
+
+def written_bytes(prefix: str) -> int:
+    """Of the files of all checkpoints of this name, also of those in the making: it grows while TensorFlow writes."""
+    total = 0
+    folder, basename = os.path.split(prefix)
+    for pattern in ("-*", "-*_temp/*"):
+        for path in tf.io.gfile.glob(literal(os.path.join(folder, basename)) + pattern):
+            with contextlib.suppress(tf.errors.OpError):  # gone meanwhile
+                total += tf.io.gfile.stat(path).length
+    return total
+
+
+def literal(path: str) -> str:
+    """A path in a pattern that matches nothing else."""
+    return "".join(f"[{c}]" if c in "*?[" else c for c in path)
+
+
+def make_folder(folder: str) -> None:
+    """Make a folder and those above it, where they are missing, and their names durable."""
+    if is_local(folder):
+        LocalStorage(folder).make_root()
+    else:
+        tf.io.gfile.makedirs(folder)
+
+
+def make_durable(path: str, step: int) -> CheckpointInfo:
+    """Return when the files of the checkpoint ``path`` are on stable storage, with their digests beside them.
+
+    Nothing is done where the folder is not of this machine: what closes a file there makes it durable.
+    """
+    if not is_local(path):
+        return without_digests(path, step)
+    folder, prefix = os.path.split(os.path.abspath(path))
+    storage = LocalStorage(folder)
+    for entry in storage.list_folder(""):
+        if is_file_of(prefix, entry.name):
+            sync_file(os.path.join(folder, entry.name))
+    info = record_digests(folder, prefix, step)
+    # Before the state file names them: it could survive a crash that their names do not.
+    storage.sync_folder("")
+    return info
+
+
+def without_digests(path: str, step: int) -> CheckpointInfo:
+    """What can be told of a checkpoint that nobody looked at."""
+    created = datetime.now(UTC).isoformat(timespec="microseconds")
+    return CheckpointInfo(step, step, None, "", os.path.basename(path), created)
