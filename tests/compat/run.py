@@ -32,14 +32,16 @@ VERSIONS = {
     "newest": "tensorflow-cpu",
 }
 BESIDES = ["xxhash", "typer", "rich", "safetensors", "scikit-learn", "pytest", "pytest-timeout", "hypothesis"]
-TESTS = ["tests/frameworks/tensorflow", "tests/docs/test_tensorflow_guide.py"]
+ROOM = ["tests/frameworks/tensorflow", "tests/docs/test_tensorflow_guide.py"]
+CORE = ["tests/unit/format", "tests/unit/storage", "tests/unit/restore", "tests/contract", "tests/property"]
+TESTS = [*ROOM, *CORE]  # the core too, because of the NumPy and ml_dtypes that come with each
 
 COUNTS = ["passed", "failed", "skipped", "expected to fail"]
 COLUMNS = ["asked for", "TensorFlow", "Python", "NumPy", "ml_dtypes", "Keras", *COUNTS, "date"]
 HEAD = f"""# On which TensorFlow it was tried
 
 `make compat` writes this page: for each version a virtual environment of its own, on Linux, with `tensorflow-cpu`; in it the tests of
-`tests/frameworks/tensorflow` and the guide's code. "Expected to fail" are the runs of those tests against an imitation of TensorFlow's old hook, which has the
+`tests/frameworks/tensorflow`, the guide's code, and the core's that need no framework (they show the NumPy and ml_dtypes). "Expected to fail" are the runs of those tests against an imitation of TensorFlow's old hook, which has the
 faults that they look for.
 
 | {" | ".join(COLUMNS)} |
