@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import queue
 import threading
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from midstride import limits
 from midstride.errors import MidstrideError, Unavailable
@@ -26,7 +27,8 @@ class BoundedReads:
     def __init__(self, storage: ReadableStorage) -> None:
         self._storage = storage
         self.description = storage.description
-        self._hanging: set[_Call[object]] = set()
+        self._idle: list[_Helper] = []
+        self._hanging: dict[_Helper, str] = {}
 
     def list_folder(self, folder: str) -> list[Entry]:
         return self.within(lambda: self._storage.list_folder(folder), f"listing {folder or self.description}")
@@ -38,37 +40,84 @@ class BoundedReads:
         """The result of ``action``. ``too_late`` gets one that comes when nobody waits for it any more."""
         if isinstance(threading.current_thread(), SupervisedThread) or not room_for_threads():
             return action()
-        if hanging := [call for call in list(self._hanging) if not call.ended.is_set()]:
-            raise Unavailable(f"{self.description} does not answer: {hanging[0].what} still hangs. Look at the mount")
-        self._hanging.clear()
-        call: _Call[_T] = _Call(action, what, too_late)
-        if not call.wait(limits.STORAGE_SECONDS):
-            self._hanging.add(call)  # type: ignore[arg-type]
+        for hanging, still in list(self._hanging.items()):
+            if hanging.is_alive():
+                raise Unavailable(f"{self.description} does not answer: {still} still hangs. Look at the mount")
+            self._hanging.pop(hanging, None)
+        helper = self._helper()
+        if helper is None:
+            return action()  # unbounded is better than not at all
+        call: _Call[_T] = _Call(action, too_late)
+        ended = False
+        try:
+            helper.calls.put(call)
+            ended = call.wait(limits.STORAGE_SECONDS)
+        finally:
+            if ended:
+                self._idle.append(helper)
+            else:
+                helper.calls.put(None)
+        if not ended:
+            # In a forked child the helper is not alive: the child asks for itself.
+            self._hanging[helper] = what
             raise Unavailable(
                 f"{self.description} does not answer: {what} took more than {limits.STORAGE_SECONDS:g} s. "
-                "Nothing was changed; look at the mount"
+                "Look at the mount"
             )
         return call.result()
 
+    def _helper(self) -> _Helper | None:
+        """A thread that waits for a call; None if there is none to be had."""
+        with contextlib.suppress(IndexError):
+            while True:
+                helper = self._idle.pop()
+                if helper.is_alive():  # else its process is the one that we were forked from
+                    return helper
+        helper = _Helper(self._idle)
+        try:
+            helper.start()
+        except RuntimeError:
+            return None
+        return helper
+
+
+class _Helper(SupervisedThread):
+    """Makes one call after the other, and ends when it has been idle for a while, or by None."""
+
+    def __init__(self, idle: list[_Helper]) -> None:
+        super().__init__(self._work, "midstride-read")
+        self.calls: queue.SimpleQueue[_Call[Any] | None] = queue.SimpleQueue()
+        self._idle = idle
+
+    def _work(self) -> None:
+        while True:
+            try:
+                call = self.calls.get(timeout=_IDLE_SECONDS)
+            except queue.Empty:
+                with contextlib.suppress(ValueError):  # not there: it was taken, and a call is coming
+                    self._idle.remove(self)
+                    return
+                continue
+            if call is None:
+                return
+            call.run()
+            del call  # what it holds, such as the caller's memory, may go while we wait
+
 
 class _Call(Generic[_T]):
-    """One call on a thread of its own, made anew each time: a pool would be empty in a forked child."""
+    """One call, made by a helper."""
 
-    def __init__(self, action: Callable[[], _T], what: str, too_late: Callable[[_T], None]) -> None:
-        self.what = what
-        self.ended = threading.Event()
+    def __init__(self, action: Callable[[], _T], too_late: Callable[[_T], None]) -> None:
+        self.ended = False
+        self._told: queue.SimpleQueue[None] = queue.SimpleQueue()  # an Event would cost five times as much
         self._action = action
         self._too_late = too_late
         self._given_up = False
         self._lock = threading.Lock()
         self._results: list[_T] = []
         self._error: BaseException | None = None
-        try:
-            SupervisedThread(self._run, "midstride-read").start()
-        except RuntimeError:  # no thread to be had: unbounded is better than not at all
-            self._run()
 
-    def _run(self) -> None:
+    def run(self) -> None:
         try:
             result = self._action()
             with self._lock:
@@ -79,31 +128,36 @@ class _Call(Generic[_T]):
         except BaseException as error:
             self._error = error
         finally:
-            self.ended.set()
+            self.ended = True
+            self._told.put(None)
 
     def wait(self, seconds: float) -> bool:
         """Whether it ended in time. If not, its result is nobody's."""
         try:
-            if self.ended.wait(seconds):
-                return True
+            self._told.get(timeout=seconds)
+            return True
+        except queue.Empty:
+            return not self._give_up()
         except BaseException:
             # Interrupted. What is read goes into the caller's memory, so a call that is not stuck may end first.
-            self.ended.wait(_INTERRUPTED_SECONDS)
+            with contextlib.suppress(queue.Empty):
+                self._told.get(timeout=_INTERRUPTED_SECONDS)
             self._give_up()
             raise
-        return not self._give_up()
 
     def _give_up(self) -> bool:
         with self._lock:
-            self._given_up = not self.ended.is_set() and not self._results
+            self._given_up = not self.ended and not self._results
             return self._given_up
 
     def result(self) -> _T:
-        self.ended.wait()
         if self._error is not None:
             raise self._error
         return self._results[0]
 
+
+_IDLE_SECONDS = 1.0
+"""A helper stays for the next call of the same look, and not for ever."""
 
 _INTERRUPTED_SECONDS = 1.0
 
