@@ -6,7 +6,8 @@ Exit codes, for scripts:
     1   something is damaged: a checkpoint that cannot be used, a byte that differs
     2   wrong usage
     3   there is no such folder, step or array, or nothing was ever saved there
-    4   the folder could not be looked at (permission, input or output error)
+    4   the folder, or a checkpoint in it, could not be looked at (permission, input or output error, a disk that is
+        not mounted)
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from rich.table import Table
 
-from midstride.errors import MidstrideError, NotCommitted, NotFound, RestoreError, StorageError
+from midstride.errors import MidstrideError, NotCommitted, NotFound, RestoreError, StorageError, Unavailable
 from midstride.info import CheckpointInfo
 from midstride.reader import RunReader
 from midstride.tensorflow import CheckpointFolder
@@ -58,6 +59,8 @@ def list_checkpoints(run: Run, as_json: AsJson = False) -> None:
     else:
         unusable = [f"step {entry.step}: {entry.problem}" for entry in catalog.unusable]
         _print_catalog(catalog.checkpoints, catalog.latest, unusable, sorted(catalog.debris))
+    if any(isinstance(entry.problem, Unavailable) for entry in catalog.unusable):
+        raise typer.Exit(UNREADABLE)
     if catalog.unusable:
         raise typer.Exit(DAMAGED)
     if not catalog.ever_committed:
@@ -89,7 +92,7 @@ def show(run: Run, step: Step = None, as_json: AsJson = False) -> None:
 def verify(run: Run, step: Step = None, as_json: AsJson = False) -> None:
     """Read and check every byte of all checkpoints, or of those of one step."""
     reader = _reader(run)
-    total = sum(info.nbytes for info in reader.checkpoints() if step in (None, info.step))
+    total = sum(info.nbytes for info in reader.scan().checkpoints if step in (None, info.step))
     result = _with_progress(total, lambda told: reader.verify(step, told), shown=not as_json)
     if as_json:
         _print_json({"checkpoints": result, "good": not any(result.values())})

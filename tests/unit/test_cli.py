@@ -131,6 +131,15 @@ def test_everything_is_lost(run: Path, midstride: Any) -> None:
     assert "none can be restored" in err
 
 
+def test_a_checkpoint_that_could_not_be_looked_at(run: Path, midstride: Any) -> None:
+    (run / "step-000000000009-00000000").symlink_to("not-mounted")
+    damage(run, 1)
+    for command in ("ls", "show", "verify"):
+        code, out, err = midstride(command, run)
+        assert code == cli.UNREADABLE, command
+        assert "step-000000000009-00000000 is a link that leads nowhere" in out + err
+
+
 def test_wrong_usage_and_the_installed_command(run: Path) -> None:
     command = Path(sys.executable).with_name("midstride")
     assert subprocess.run([command, "ls"], capture_output=True).returncode == cli.USAGE
