@@ -16,7 +16,7 @@ from midstride.errors import RestoreError, SaveError, StagingError, StepExists
 from midstride.failures import Failures
 from midstride.info import CheckpointInfo
 from midstride.listeners import Listener, Listeners, RunBegan, RunEnded, SaveBegan, SaveCommitted, SaveFailed
-from midstride.reader import latest_of
+from midstride.reader import latest_of, usable_of
 from midstride.restore import load as loading
 from midstride.restore.load import Restored
 from midstride.retention import Retention, as_retention, best_of
@@ -362,8 +362,8 @@ class Checkpointer:
         return best_of(self.checkpoints(), metric, mode)
 
     def checkpoints(self) -> list[CheckpointInfo]:
-        """The usable checkpoints in the folder, by rising ``seq``."""
-        return loading.find(self._reads).checkpoints
+        """The usable checkpoints in the folder, by rising ``seq``. One that could not be looked at is logged."""
+        return usable_of(self._reads, loading.find(self._reads))
 
     def statistics(self) -> Statistics:
         """Counts and durations since this object was made."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from midstride.errors import Gone, NotFound, NothingRestorable
+from midstride.errors import Gone, NotFound, NothingRestorable, Unavailable
 from midstride.info import CheckpointInfo
 from midstride.restore import load as loading
 from midstride.restore.catalog import Catalog, scan
@@ -14,6 +15,8 @@ from midstride.retention import best_of
 from midstride.storage import Storage, open_storage
 from midstride.storage.base import ReadableStorage
 from midstride.storage.bounded import BoundedReads
+
+_log = logging.getLogger("midstride")
 
 
 def open(path: str | os.PathLike[str] | Storage) -> RunReader:
@@ -62,8 +65,12 @@ class RunReader:
         return scan(self._storage)
 
     def checkpoints(self) -> list[CheckpointInfo]:
-        """The checkpoints whose manifest is good and whose files are there, by rising ``seq``."""
-        return self.scan().checkpoints
+        """The checkpoints whose manifest is good and whose files are there, by rising ``seq``.
+
+        One that could not be looked at (an I/O error, a link to a disk that is not mounted) is not among them
+        and is logged.
+        """
+        return usable_of(self._storage, self.scan())
 
     def latest(self) -> CheckpointInfo | None:
         """The newest checkpoint; None if nothing was ever saved here.
@@ -115,8 +122,9 @@ class RunReader:
         as they are checked.
         """
         catalog = self.scan()
-        loading.raise_unreadable(entry for entry in catalog.unusable if step in (None, entry.step))
-        result = {entry.folder: [str(entry.problem)] for entry in catalog.unusable if step in (None, entry.step)}
+        entries = [entry for entry in catalog.unusable if step in (None, entry.step)]
+        loading.raise_unreadable(entries, catalog.latest if step is None else None)
+        result = {entry.folder: [str(entry.problem)] for entry in entries}
         for info in catalog.checkpoints:
             if step in (None, info.step):
                 try:
@@ -128,10 +136,19 @@ class RunReader:
         return result
 
 
+def usable_of(storage: ReadableStorage, catalog: Catalog) -> list[CheckpointInfo]:
+    """The usable checkpoints; those that could not be looked at, and may be good, are named in one warning."""
+    hidden = [f"{e.folder} ({e.problem})" for e in catalog.unusable if isinstance(e.problem, Unavailable)]
+    if hidden:
+        _log.warning("%s: not listed, since it could not be looked at: %s", storage.description, "; ".join(hidden))
+    return catalog.checkpoints
+
+
 def latest_of(storage: ReadableStorage, catalog: Catalog) -> CheckpointInfo | None:
     """The newest usable checkpoint, with the three answers kept apart."""
     newest = catalog.latest.seq if catalog.latest is not None else -1
-    loading.raise_unreadable(e for e in catalog.unusable if e.info is None or e.info.seq > newest)
+    newer = [e for e in catalog.unusable if e.info is None or e.info.seq > newest]
+    loading.raise_unreadable(newer, catalog.latest)
     if catalog.latest is None and catalog.ever_committed:
         raise loading.nothing_restorable(storage, catalog)
     return catalog.latest

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from midstride.adapters import Report
@@ -62,10 +62,6 @@ class Restored:
     """``seq`` of the checkpoints that were found bad on the way."""
 
 
-class _PartlyOverwritten(CorruptCheckpoint):
-    """A bad block was found after live objects had been written into."""
-
-
 def find(storage: ReadableStorage) -> Catalog:
     """The folder's catalog; an empty one where there is no such folder. Raises if it could not be looked at."""
     try:
@@ -95,10 +91,26 @@ def restore(
 
     Retries once if checkpoints were retired while they were read.
     """
+    touched: list[bool] = []
+
+    def touch() -> None:
+        touched.append(True)
+        options.on_touch()
+
+    told = replace(options, on_touch=touch)
     try:
-        return _restore(storage, template, step, options, fallback=fallback)
-    except Gone:
-        return _restore(storage, template, step, options, fallback=fallback)
+        try:
+            return _restore(storage, template, step, told, fallback=fallback)
+        except Gone:
+            return _restore(storage, template, step, told, fallback=fallback)
+    except MidstrideError as error:
+        if touched:
+            error.args = (str(error).replace(_UNCHANGED, "") + _OVERWRITTEN,)
+        raise
+
+
+_UNCHANGED = "; nothing was changed"
+_OVERWRITTEN = ". The objects in the state may be partly overwritten: build them anew, and restore again"
 
 
 def _restore(
@@ -127,17 +139,19 @@ def _passed_over(catalog: Catalog, candidates: list[CheckpointInfo], step: int |
     """
     newest = candidates[0].seq if candidates else -1
     entries = [e for e in catalog.unusable if step in (None, e.step) and (e.info is None or e.info.seq > newest)]
-    raise_unreadable(entries)
+    raise_unreadable(entries, catalog.latest if step is None else None)
     return [f"step {entry.step} was passed over: {entry.problem}" for entry in entries]
 
 
-def raise_unreadable(entries: Iterable[Unusable]) -> None:
-    """Raise the first problem that is the storage's and not the checkpoint's."""
+def raise_unreadable(entries: Iterable[Unusable], readable: CheckpointInfo | None) -> None:
+    """Raise the first problem that is the storage's and not the checkpoint's. ``readable``: what is there beside it."""
     for entry in entries:
         if isinstance(entry.problem, Unavailable):
+            by_step = f"; or name the step (step={readable.step} is the latest that can be read)" if readable else ""
             raise Unavailable(
-                f"step {entry.step} could not be looked at: {entry.problem}. It was not passed over: try again, or "
-                "restore an older one by its step"
+                f"{entry.folder} could not be looked at: {entry.problem}. It may be the newest, so no other was taken "
+                f"for that. Nothing on disk was changed. Try again{by_step}; or move that folder out of the run's: "
+                "then it no longer counts"
             ) from entry.problem
 
 
@@ -172,35 +186,23 @@ def _first_good(
     fallback: bool,
 ) -> Restored:
     bad = [entry.info.seq for entry in catalog.unusable if entry.info is not None]
-    overwritten = False
     last: CorruptCheckpoint | None = None
     for number, info in enumerate(candidates):
         try:
             return _load(storage, info, template, options, warnings, bad)
-        except Gone:
-            raise
-        except StateMismatch as error:
-            if overwritten:
-                raise StateMismatch(str(error).replace("; nothing was changed", "") + _OVERWRITTEN) from error
-            raise
         except CorruptCheckpoint as error:
-            overwritten = overwritten or isinstance(error, _PartlyOverwritten)
             last = error
             bad.append(info.seq)
             if not fallback:
-                damage = f"step {info.step} ({info.name}): {error}{_OVERWRITTEN if overwritten else ''}"
-                raise _strict(damage, candidates[number + 1 :]) from error
+                raise _strict(f"step {info.step} ({info.name}): {error}", candidates[number + 1 :]) from error
             warnings.append(f"step {info.step} was passed over: {error}")
             _log.warning("checkpoint %s cannot be used, trying the one before: %s", info.name, error)
-    message = "; ".join(warnings) + (_OVERWRITTEN if overwritten else "")
+    message = "; ".join(warnings)
     if step is not None:
         raise CorruptCheckpoint(f"step {step} of {storage.description} cannot be restored: {message}") from last
     raise NothingRestorable(
         f"{storage.description} holds checkpoints, and none can be restored: {message}. Nothing on disk was changed"
     ) from last
-
-
-_OVERWRITTEN = ". The objects in the state are partly overwritten: build them anew"
 
 
 def _load(
@@ -226,12 +228,7 @@ def _load(
         reader.check_headers([want.array for want in wants] if selection.pointers else None)
         if fill.in_place:
             options.on_touch()
-        try:
-            reader.read(wants)
-        except CorruptCheckpoint as error:
-            if fill.in_place:
-                raise _PartlyOverwritten(str(error)) from error
-            raise
+        reader.read(wants)
     if fill.loads or fill.last_loads:
         options.on_touch()
     state = _put_back(fill, info)
@@ -247,11 +244,11 @@ def _match(match: Callable[[], Fill], report: Report, info: CheckpointInfo) -> F
     try:
         fill = match()
     except (TypeError, ValueError, OverflowError, RecursionError, UnsupportedState, ImportError) as error:
-        raise StateMismatch(f"{info.name} cannot be restored here: {error}. Nothing was changed") from error
+        raise StateMismatch(f"{info.name} cannot be restored here{_UNCHANGED}: {error}") from error
     if report.problems:
         lines = "\n  ".join(report.problems[:50])
         more = f"\n  and {len(report.problems) - 50} more" if len(report.problems) > 50 else ""
-        raise StateMismatch(f"{info.name} does not fit the state; nothing was changed:\n  {lines}{more}")
+        raise StateMismatch(f"{info.name} does not fit the state{_UNCHANGED}:\n  {lines}{more}")
     return fill
 
 
@@ -263,10 +260,7 @@ def _put_back(fill: Fill, info: CheckpointInfo) -> Any:
     except (MidstrideError, MemoryError):
         raise
     except Exception as error:
-        raise StateMismatch(
-            f"{info.name} was read and verified, but an object refused its state: {error!r}. Objects may be partly "
-            "loaded: build them anew before going on"
-        ) from error
+        raise StateMismatch(f"{info.name} was read and verified, but an object refused its state: {error!r}") from error
 
 
 def verify(

@@ -404,7 +404,7 @@ def test_an_assignment_that_fails_half_way_is_remembered(monkeypatch: pytest.Mon
             raise tf.errors.ResourceExhaustedError(None, None, "out of memory")
 
         monkeypatch.setattr(second, "assign", refuse)
-        with pytest.raises(ms.StateMismatch, match="partly loaded"):
+        with pytest.raises(ms.StateMismatch, match="partly overwritten"):
             ckpt.restore({"a": first, "b": second})
         with pytest.raises(ms.StagingError, match="not whole"):
             ckpt.save(2, {"a": first, "b": second})
