@@ -254,6 +254,12 @@ def _other(walk: _Walk, value: Any, path: Path) -> Tree:
         return walk.object(value, value.state_dict(), {}, path)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         names = [f.name for f in dataclasses.fields(value)]
+        for name in names:
+            if not hasattr(value, name):
+                raise UnsupportedState(
+                    f"{pointer((*path, name))}: a field of {type_name(value)} that has no value cannot be saved. "
+                    "Nothing was written. Give it one, such as None"
+                )
         children = walk.children(((name, getattr(value, name)) for name in names), path)
         return Node("dataclass", children, keys=names, type_name=type_name(value))
     raise UnsupportedState(

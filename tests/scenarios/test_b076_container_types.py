@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from states import restore, save
+from states import nothing_written, restore, save
 from tests.exact import assert_same
 
 import midstride as ms
@@ -179,9 +179,11 @@ def test_members_of_sets(tmp_path: Path, kind: type) -> None:
         assert_same(back, kind(_SET))
         assert sorted(map(_classes, back)) == sorted(map(_classes, _SET))
     # Empty, it has nothing to tell: plain forms.
+    save(tmp_path, {"set": kind(_SET - {Level.LOW})}, 2)
     for template in (set(), None):
         back = restore(tmp_path, {"set": kind(template) if template is not None else None}).state["set"]
         assert back == {1, (2, 1.0), (1, ("a", None)), 3, frozenset({1}), "x", 7}
+    save(tmp_path, {"set": kind(_SET)}, 3)
     # A class that no member of the state's set has is told, and what has it is not passed off as plain.
     for template, lost in (({Color.RED, Level.LOW, Flags.B}, "Point"), ({1}, "Color"), ({Point(1, 2)}, "Level")):
         with pytest.raises(ms.StateMismatch, match=f"/set/\\d: the checkpoint has .*:{lost}.* no member of that class"):
@@ -288,8 +290,9 @@ def test_an_object_is_asked_for_its_state_only_where_classes_need_it(tmp_path: P
     restored = restore(tmp_path, live)
     assert live["plain"].asked == 0 and live["classes"].asked == 1
     assert live["classes"].state == 1
-    (warning,) = restored.warnings
-    assert warning.startswith("/classes: ") and "not begun" in warning
+    reason, result = restored.warnings
+    assert reason.startswith("/classes: ") and "not begun" in reason
+    assert "plain forms" in result
 
 
 def test_values_at_places_that_a_mapping_gets_anew(tmp_path: Path) -> None:
@@ -313,3 +316,168 @@ def test_an_object_that_is_wanted_as_its_state_dict(tmp_path: Path) -> None:
     assert_same(back, {**state, "list": [1]})
     back = restore(tmp_path, {"object": {"seen": {3}, "number": 1, "list": [None]}}).state["object"]
     assert_same(back, {"seen": {1, 2}, "number": 1.5, "list": [1]})  # no error: an object's state may change
+
+
+class Colour(enum.Enum):
+    RED = 7
+    BLUE = 2
+
+
+class Rights(enum.Flag):
+    READ = 1
+    WRITE = 2
+
+
+class Outer(enum.Enum):
+    INNER = Color.RED
+    PAIR = (Color.BLUE, Level.LOW, "x")
+
+
+def test_an_enum_that_only_has_a_member_of_the_same_name(tmp_path: Path) -> None:
+    save(tmp_path, {"e": Color.RED, "f": Flags.A | Flags.B, "o": Stateful([Color.RED, Flags.A | Flags.B])})
+    template = {"e": Color.BLUE, "f": Flags.A, "o": Stateful([])}
+    for key, other in (("e", Colour.RED), ("f", Rights.READ)):
+        with pytest.raises(ms.StateMismatch, match=f"/{key}: .* a member of"):
+            restore(tmp_path, {**template, key: other})
+    live = Stateful([Colour.BLUE, Rights.READ])
+    restore(tmp_path, {**template, "o": live})
+    assert_same(live.state, [1, 3])
+    # Name and value are equal: the same class under another name. Under its own, the name tells the member.
+    save(tmp_path, {"e": Color.BLUE}, 2)
+    assert restore(tmp_path, {"e": Colour.RED}).state["e"] is Colour.BLUE
+    renumbered = enum.Enum("Color", {"BLUE": 9}, module=__name__)
+    assert restore(tmp_path, {"e": renumbered.BLUE}).state["e"] is renumbered.BLUE
+
+
+@dataclasses.dataclass
+class PointOfData:
+    x: Any
+    y: Any
+
+
+def test_a_named_tuple_and_a_dataclass_of_the_same_fields(tmp_path: Path) -> None:
+    for saved, other, plain in (
+        (Point(1, 2), PointOfData(0, 0), (1, 2)),
+        (PointOfData(1, 2), Point(0, 0), {"x": 1, "y": 2}),
+    ):
+        save(tmp_path / type(saved).__name__, {"v": saved, "o": Stateful([saved])})
+        with pytest.raises(ms.StateMismatch, match="/v: "):
+            restore(tmp_path / type(saved).__name__, {"v": other, "o": Stateful([])})
+        for present, wanted in (([other], plain), ([other, saved], saved)):
+            live = Stateful(present)
+            restore(tmp_path / type(saved).__name__, {"v": saved, "o": live})
+            assert_same(live.state, [wanted])
+
+
+def test_a_fresh_object_gets_plain_forms_with_a_warning(tmp_path: Path) -> None:
+    save(tmp_path, {"o": Stateful({"phase": Color.RED, "at": [Point(1, 2)]}), "none": Frozen(1), "n": 1})
+    live = Stateful({})
+    restored = restore(tmp_path, {"o": live, "none": None, "n": 0})
+    assert_same(live.state, {"phase": 1, "at": [(1, 2)]})
+    here = f"{__name__}:"
+    assert restored.types == {"/o/phase": here + "Color.RED", "/o/at/0": here + "Point", "/none": here + "Frozen"}
+    (warning,) = restored.warnings
+    assert "2 values in the states of objects" in warning
+    assert f"/o/phase ({here}Color.RED)" in warning
+    assert "/none" not in warning  # asked for as it is, by the None
+
+
+def test_members_of_a_set_that_are_equal_in_their_plain_forms(tmp_path: Path) -> None:
+    saved = {"set": {Color.RED, 1}, "nested": {frozenset({(Color.BLUE,), (2,)}), "a"}, "object": {Color.RED, 1}}
+    save(tmp_path, {**saved, "object": Stateful(saved["object"])})
+    restored = restore(tmp_path)
+    assert_same(restored.state["set"], (1, 1))
+    assert_same(restored.state["nested"], {((2,), (2,)), "a"})
+    assert restored.types["/set"] == "builtins:set"
+    assert restored.types["/nested/1"] == "builtins:frozenset"
+    assert sum(name.endswith("Color.RED") for name in restored.types.values()) == 2
+    live = Stateful(None)
+    restored = restore(tmp_path, {**saved, "object": live})
+    assert_same(restored.state["set"], saved["set"])
+    assert_same(restored.state["nested"], saved["nested"])
+    assert_same(live.state, (1, 1))
+    assert "/object (builtins:set)" in restored.warnings[0]
+    # Where the state has a set, it gets one, or nothing.
+    for template in (set(), {2}):
+        with pytest.raises(ms.StateMismatch, match="/set: .* one would be lost"):
+            restore(tmp_path, {"set": template}, only="set")
+
+
+def test_enums_whose_values_are_enums(tmp_path: Path) -> None:
+    state = {"list": [Outer.INNER, Outer.PAIR], "set": {Outer.INNER, Outer.PAIR}}
+    save(tmp_path, state)
+    plain = (2, 1, "x")
+    assert_same(restore(tmp_path).state, {"list": [1, plain], "set": {1, plain}})
+    assert_same(restore(tmp_path, state).state, state)
+    # By their content, where the class has another name.
+    moved = enum.Enum("Moved", {member.name: member.value for member in Outer}, module="elsewhere")
+    back = restore(tmp_path, {"list": list(moved), "set": set(moved)}).state
+    assert_same(back, {"list": list(moved), "set": set(moved)})
+
+
+class WithCode(NamedTuple):
+    x: Any
+
+
+class Doubled(WithCode):
+    def __new__(cls, x: Any) -> Doubled:
+        return super().__new__(cls, x * 2)
+
+
+@dataclasses.dataclass
+class Guarded:
+    value: Any
+    other: Any = None
+
+    def _refuse(self, *_: object) -> Any:
+        raise AssertionError("code of the class ran")
+
+    __copy__ = __deepcopy__ = __reduce__ = __reduce_ex__ = __getstate__ = _refuse
+
+
+@dataclasses.dataclass
+class Slotted:
+    __slots__ = ("cache", "value")
+    value: Any
+
+
+@dataclasses.dataclass
+class Problem(Exception):
+    value: Any
+
+
+def test_no_code_of_the_class_runs(tmp_path: Path) -> None:
+    slotted = Slotted(1)
+    slotted.cache = "own"
+    guarded = Guarded(1)
+    guarded.beside = "own"  # type: ignore[attr-defined]
+    state = {"g": guarded, "s": slotted, "t": Doubled(1), "p": Problem(1), "o": Stateful([Guarded(3), Doubled(3)])}
+    save(tmp_path, state)
+    guarded.value = slotted.value = 0
+    live = Stateful([Guarded(0), Doubled(0)])
+    back = restore(tmp_path, {"g": guarded, "s": slotted, "t": Doubled(0), "p": Problem(0), "o": live}).state
+    assert (back["g"].value, back["g"].beside) == (1, "own")
+    assert (back["s"].value, back["s"].cache) == (1, "own")
+    assert (guarded.value, slotted.value) == (0, 0)
+    assert type(back["p"]) is Problem
+    assert back["p"].value == 1
+    assert_same(back["t"], Doubled(1))
+    assert_same(live.state, [Guarded(3), Doubled(3)])
+
+
+@dataclasses.dataclass
+class Later:
+    a: int
+    b: Any = dataclasses.field(init=False)
+
+
+def test_a_field_that_has_no_value(tmp_path: Path) -> None:
+    with pytest.raises(ms.UnsupportedState, match=r"^/x/0/b: a field of .*:Later that has no value .* Nothing was"):
+        save(tmp_path, {"x": [Later(1)]})
+    assert nothing_written(tmp_path)
+    full = Later(1)
+    full.b = np.ones(2)
+    save(tmp_path, {"x": full, "o": Stateful([full])})
+    live = Stateful([Later(0)])
+    assert_same(restore(tmp_path, {"x": Later(0), "o": live}).state["x"], full)  # in a template it takes what there is
+    assert_same(live.state, [full])

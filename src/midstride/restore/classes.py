@@ -8,11 +8,11 @@ no value of the caller's tells is left to its plain form.
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
 import enum
 import functools
 import pathlib
+import types
 from collections import defaultdict, deque
 from collections.abc import Callable, Hashable
 from typing import Any
@@ -21,7 +21,7 @@ import numpy as np
 
 from midstride.errors import UnsupportedState
 from midstride.format.values import StoredEnum
-from midstride.restore.plain import FACTORIES, plain_container, plain_value
+from midstride.restore.plain import FACTORIES, plain_container
 from midstride.state import is_named_tuple, is_stateful, walk
 from midstride.tree import MAPPING_KINDS, Node, Tree, Value, is_hashable, type_name
 
@@ -69,10 +69,10 @@ class Classes:
     def container(self, saved: Node, like: Any) -> Callable[[list[Any]], Any] | None:
         """What puts a saved container together in its class; None where nothing tells it."""
         if saved.kind == "namedtuple":
-            example = self._example(saved.type_name, like, lambda value: _field_names(value) == saved.keys)
-            return None if example is None else lambda children: type(example)(*children)
+            example = self._example(saved.type_name, like, lambda value: _fits_tuple(value, saved.keys))
+            return None if example is None else lambda children: tuple.__new__(type(example), children)
         if saved.kind == "dataclass":
-            example = self._example(saved.type_name, like, lambda value: _can_copy(value, saved.keys, like))
+            example = self._example(saved.type_name, like, lambda value: _fits_dataclass(value, saved.keys, like))
             return None if example is None else lambda children: with_fields(example, saved.keys or [], children)
         if saved.kind == "defaultdict" and isinstance(like, defaultdict):
             return lambda children: defaultdict(like.default_factory, zip(saved.keys or [], children, strict=True))
@@ -108,20 +108,33 @@ class Classes:
 
 
 def enum_member(cls: type, saved: Any) -> enum.Enum | None:
-    """The member of a class that was saved, or None: it is no enum, or has no such member."""
+    """The member of a class that was saved, or None: it is no enum, or has no such member.
+
+    In a class of the recorded name, the member is known by its name (its value may have been changed since); in
+    one of another name, which is perhaps the same after a move, by its name and value together.
+    """
     if not isinstance(saved, StoredEnum) or not issubclass(cls, enum.Enum):
         return None
-    if saved.name in cls.__members__:
-        return cls.__members__[str(saved.name)]
-    if issubclass(cls, enum.Flag) and isinstance(saved.value, int):
-        with contextlib.suppress(ValueError):  # several flags together, or none, have a value and no name
-            return cls(saved.value)
-    return None
+    member = cls.__members__.get(saved.name or "")
+    if member is None and issubclass(cls, enum.Flag) and isinstance(saved.value, int):
+        with contextlib.suppress(ValueError):  # several flags together, or none, are no members
+            together = cls(saved.value)
+            member = together if type_name(together) == saved.type_name or together.name == saved.name else None
+    if member is None or type_name(member) == saved.type_name:
+        return member
+    return member if _content_of(member.value) == _content_of(saved.value) else None
 
 
 def with_fields(example: Any, names: list[Any], values: list[Any]) -> Any:
-    """A copy of a dataclass's instance with other content; no code of the class runs."""
-    result = copy.copy(example)
+    """A copy of a dataclass's instance with other content; neither its ``__new__`` nor its ``__copy__`` runs."""
+    cls = type(example)
+    builtin = next(base for base in cls.__mro__ if isinstance(vars(base).get("__new__"), types.BuiltinMethodType))
+    result = builtin.__new__(cls)  # type: ignore[call-overload]
+    # What it holds beside its fields: in its dict, and in slots.
+    getattr(result, "__dict__", {}).update(getattr(example, "__dict__", {}))
+    for slot in (s for base in cls.__mro__ for s in vars(base).values() if isinstance(s, types.MemberDescriptorType)):
+        with contextlib.suppress(AttributeError):  # it is not set
+            slot.__set__(result, slot.__get__(example, cls))
     for name, value in zip(names, values, strict=True):
         object.__setattr__(result, name, value)
     return result
@@ -140,7 +153,7 @@ def likenesses(saved: Node, like: Any) -> list[Any]:
         return [values.get(typed_key(key)) for key in saved.keys or []]
     if saved.keys is not None:
         fields = _field_names(like) or ()
-        return [getattr(like, key) if key in fields else None for key in saved.keys]
+        return [getattr(like, key, None) if key in fields else None for key in saved.keys]
     parts = list(like) if isinstance(like, (list, tuple, deque)) else []
     return [*parts, *[None] * len(saved.children)][: len(saved.children)]
 
@@ -159,9 +172,13 @@ def _field_names(value: Any) -> list[str] | None:
     return None
 
 
-def _can_copy(value: Any, names: list[Any] | None, like: Any) -> bool:
+def _fits_tuple(value: Any, names: list[Any] | None) -> bool:
+    return is_named_tuple(value) and _field_names(value) == names
+
+
+def _fits_dataclass(value: Any, names: list[Any] | None, like: Any) -> bool:
+    fields = None if is_named_tuple(value) else _field_names(value)
     # What another instance holds beside its fields belongs to that instance.
-    fields = _field_names(value)
     return fields == names and (value is like or set(getattr(value, "__dict__", ())) <= set(fields or ()))
 
 
@@ -194,7 +211,7 @@ def _content(tree: Tree) -> Hashable:
 
 def _content_of(value: Any) -> Hashable:
     if isinstance(value, (enum.Enum, StoredEnum)):
-        return ("enum", value.name, _content_of(plain_value(value.value)))
+        return ("enum", value.name, _content_of(value.value))
     if isinstance(value, tuple):
         return ("tuple", tuple(map(_content_of, value)))
     if isinstance(value, pathlib.PurePath):

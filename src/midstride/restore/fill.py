@@ -31,6 +31,8 @@ class Fill:
     last_loads: list[Callable[[], None]] = field(default_factory=list)
     """The same for objects that must come last: random state, which others may consume."""
     build: Build = lambda: None
+    types: dict[str, str] = field(default_factory=dict)
+    """Path -> original class, for what comes in its plain form."""
 
     @property
     def in_place(self) -> bool:

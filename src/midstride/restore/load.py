@@ -24,7 +24,6 @@ from midstride.format.values import decode_tree
 from midstride.info import CheckpointInfo
 from midstride.restore.catalog import Catalog, Unusable, describe_problems, info_of, read_manifest, scan
 from midstride.restore.match import Fill, Matcher
-from midstride.restore.plain import original_types
 from midstride.restore.reader import CheckpointReader, Want
 from midstride.restore.select import Selection, last_parts, rename_tree
 from midstride.storage.base import ReadableStorage
@@ -236,7 +235,7 @@ def _load(
         state = {**template, **state}
     return Restored(
         info.step, state, info_of(manifest, info.name).metrics, info, (*warnings, *report.warnings),
-        original_types(tree) if template is None else {}, tuple(bad),
+        fill.types, tuple(bad),
     )  # fmt: skip
 
 

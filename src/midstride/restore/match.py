@@ -44,8 +44,9 @@ class Matcher:
         self._report = report
         # Below an object, arrays without a template come back in the library they were saved from.
         self._native = False
-        # In the state of an object, what no value tells the class of comes in its plain form.
+        # In the state of an object, what no value tells the class of comes in its plain form, with a warning.
         self._in_object = False
+        self._plain_in_objects: list[str] = []
         self._fill = Fill()
         self._arrays = ArrayFiller(manifest.arrays, self._fill, report, cast=cast, parts=parts)
         self._objects: list[LiveObject] = []
@@ -66,6 +67,11 @@ class Matcher:
         """
         self._collect_objects(template if whole is None else whole, ())
         self._fill.build = self._visit(template, tree, (), in_place=False)
+        if lost := self._plain_in_objects:
+            self._report.warnings.append(
+                f"nothing in the state tells the classes of {len(lost)} values in the states of objects, which get "
+                f"their plain forms: {', '.join(lost[:3])}{', ...' if lost[3:] else ''} (all are in types)"
+            )
         return self._fill
 
     def _collect_objects(self, template: Any, path: Path) -> None:
@@ -79,7 +85,7 @@ class Matcher:
             self._objects.append(LiveObject(path, template, {}))
         elif dataclasses.is_dataclass(template) and not isinstance(template, type):
             for f in dataclasses.fields(template):
-                self._collect_objects(getattr(template, f.name), (*path, f.name))
+                self._collect_objects(getattr(template, f.name, None), (*path, f.name))
 
     # One place.
 
@@ -179,8 +185,7 @@ class Matcher:
             return template.state_dict()
         except Exception as error:  # it may have none before it is loaded
             self._report.warnings.append(
-                f"{pointer(path) or '/'}: the object could not tell the classes in its state ({error!r}); "
-                "it gets values in their plain forms"
+                f"{pointer(path) or '/'}: the object could not tell the classes in its state ({error!r})"
             )
             return None
 
@@ -213,6 +218,11 @@ class Matcher:
         """The saved members, whatever they are, in the classes of the template's; of an empty one in plain forms."""
         classes = Classes(template, required=bool(template) and not self._in_object)
         builds = self._children(tree, path, template, classes)
+        if _members_lost(tree, builds):
+            self._report.problems.append(
+                f"{pointer(path) or '/'}: members of the saved {tree.kind} are equal in their plain forms, and one "
+                "would be lost. Restore into a state that has members of their classes, or leave it out with only="
+            )
         return lambda: _rebuild(template, [build() for build in builds])
 
     def _mapping(self, template: dict[Any, Any], tree: Node, path: Path, *, in_place: bool) -> Build:
@@ -252,7 +262,8 @@ class Matcher:
         names = [f.name for f in dataclasses.fields(template)]
         if not isinstance(tree, Node) or tree.kind != "dataclass":
             return self._wrong(path, f"holds {_what(tree)}", type_name(template))
-        fields = self._mapping({name: getattr(template, name) for name in names}, tree, path, in_place=False)
+        content = {name: getattr(template, name, None) for name in names}
+        fields = self._mapping(content, tree, path, in_place=False)
 
         def build() -> Any:
             content = fields()
@@ -268,19 +279,22 @@ class Matcher:
             return self._arrays.free(tree.index, path, native=self._native)
         if isinstance(tree, Value):
             value = classes.value(tree.value, like)
-            if classes.required and isinstance(value, StoredEnum):
-                self._unknown_class(path, tree)
+            if isinstance(value, StoredEnum):
+                self._plain_form(path, tree, f"{value.type_name}.{value.name}", classes)
             return lambda: plain_value(value)
         if tree.kind == "object":
+            self._note_class(path, tree.type_name)
             inner = tree.children[0]
             present = self._present_state(like, inner, path) if is_stateful(like) else like
             return self._anything(inner, path, present, classes)
         builds = self._children(tree, path, like, classes)
         make = classes.container(tree, like)
         if make is None:
-            if classes.required:
-                self._unknown_class(path, tree)
+            self._plain_form(path, tree, tree.type_name, classes)
             make = functools.partial(plain_container, tree)
+        elif _members_lost(tree, builds):
+            self._note_class(path, f"builtins:{tree.kind}")
+            make = tuple
         return lambda: make([build() for build in builds])
 
     def _children(self, tree: Node, path: Path, like: Any, classes: Classes) -> list[Build]:
@@ -290,11 +304,19 @@ class Matcher:
             for key, child, part in zip(keys, tree.children, likenesses(tree, like), strict=True)
         ]
 
-    def _unknown_class(self, path: Path, tree: Tree) -> None:
-        self._report.problems.append(
-            f"{pointer(path) or '/'}: the checkpoint has {_what(tree)}, and the state's container has no member of "
-            "that class to tell it by (left empty, it takes plain values)"
-        )
+    def _plain_form(self, path: Path, tree: Tree, name: str | None, classes: Classes) -> None:
+        if classes.required:
+            self._report.problems.append(
+                f"{pointer(path) or '/'}: the checkpoint has {_what(tree)}, and the state's container has no member of "
+                "that class to tell it by (left empty, it takes plain values)"
+            )
+        self._note_class(path, name)
+
+    def _note_class(self, path: Path, name: str | None) -> None:
+        if name is not None:
+            self._fill.types[pointer(path)] = name
+            if self._in_object:
+                self._plain_in_objects.append(f"{pointer(path)} ({name})")
 
     def _wrong(self, path: Path, has: str, wanted: str) -> Build:
         report_difference(self._report, path, has, wanted)
@@ -334,9 +356,16 @@ def _no_arrays(template: Iterable[Any]) -> bool:
     return all(type(item) in (int, float, str, bool, bytes, complex, type(None)) for item in template)
 
 
+def _members_lost(tree: Node, builds: list[Build]) -> bool:
+    """Whether a set would have fewer members than were saved: without their classes, some are equal."""
+    if tree.kind not in ("set", "frozenset"):
+        return False
+    return len({build() for build in builds}) < len(builds)  # no arrays are among them: nothing to wait for
+
+
 def _rebuild(template: Any, content: Any) -> Any:
     if is_named_tuple(template):
-        return type(template)(*content)
+        return tuple.__new__(type(template), content)
     if isinstance(template, defaultdict):
         return defaultdict(template.default_factory, content)
     if isinstance(template, deque):
