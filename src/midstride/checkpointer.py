@@ -323,7 +323,8 @@ class Checkpointer:
 
         Raises ``StateMismatch`` with all differences at once, before anything is changed;
         ``NothingRestorable`` where something was saved and nothing can be read; ``NotCommitted``
-        where ``step`` was not committed; ``StorageError`` where the folder could not be looked at.
+        where ``step`` was not committed; ``StorageError`` where the folder, or a checkpoint in it that may be
+        the newest, could not be looked at.
         """
         if os.getpid() == self._process:
             self._may_wait("restore()")

@@ -75,7 +75,8 @@ class RunReader:
     def latest(self) -> CheckpointInfo | None:
         """The newest checkpoint; None if nothing was ever saved here.
 
-        ``NothingRestorable`` if something was, and none can be used.
+        ``NothingRestorable`` if something was, and none can be used; ``Unavailable`` if one that may be newer
+        could not be looked at.
         """
         return latest_of(self._storage, self.scan())
 
