@@ -39,6 +39,7 @@ _RUN = """
         ckpt.save(step, state, metrics={"loss": loss}).result()
         best = ckpt.best("loss", "min")
         print(step, best.step, best.metrics["loss"], stopping.best, stopping.waited, flush=True)
+    ckpt.wait()  # until what is no longer kept is gone, which result() does not wait for
     os.kill(os.getpid(), signal.SIGKILL)
 """
 
