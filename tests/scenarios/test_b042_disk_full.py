@@ -105,6 +105,7 @@ def test_every_call_of_a_save(tmp_path: Path, faulty: _FaultyOs, code: int, fail
             assert len(folders) == 1 or fail_from, f"{name}: {folders}"
         # The same object, after space was made.
         ckpt.save(step + 1, _state(step + 1)).result()
+        ckpt.wait()
         assert [info.step for info in ckpt.checkpoints()] == [step + 1]
     with ms.Checkpointer(run) as ckpt:
         restored = ckpt.restore()
@@ -156,6 +157,7 @@ def test_small_file_system(small_disk: Path) -> None:
             ckpt.save(8, {"w": np.zeros(300_000, np.uint8)}).result()
         ballast.unlink()
         ckpt.save(9, {"w": np.ones(300_000, np.uint8)}).result()
+        ckpt.wait()
         assert [info.step for info in ckpt.checkpoints()] == [9]
     assert all(problems == [] for problems in ms.open(small_disk / "run").verify().values())
 

@@ -59,6 +59,7 @@ def test_order_is_that_of_the_commits(tmp_path: Path, clock: _Clock, jump: str) 
             assert info.created == clock.date_and_time().isoformat(timespec="microseconds")
             latest = ckpt.latest()
             assert latest is not None and latest.step == step
+        ckpt.wait()
         assert [info.step for info in ckpt.checkpoints()] == [15, 16, 17, 18, 19]
     assert len(list(run.glob("step-*"))) == 5
     with ms.Checkpointer(run) as ckpt:

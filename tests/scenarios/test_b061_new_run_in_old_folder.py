@@ -73,6 +73,7 @@ def test_beside_and_rotating_when_asked(old: Path) -> None:
         expected = [[600, 700, 100], [700, 100, 200], [100, 200, 300]]
         for step, kept in zip((100, 200, 300), expected, strict=True):
             ckpt.save(step, _state(step)).result()
+            ckpt.wait()
             assert [info.step for info in ckpt.checkpoints()] == kept
 
 
