@@ -260,9 +260,20 @@ def _other(walk: _Walk, value: Any, path: Path) -> Tree:
                     f"{pointer((*path, name))}: a field of {type_name(value)} that has no value cannot be saved. "
                     "Nothing was written. Give it one, such as None"
                 )
+        if _has_items_besides(value, names):
+            raise UnsupportedState(
+                f"{pointer(path) or '/'}: {type_name(value)} is a dataclass and a container, and holds "
+                "items that are not its fields. Nothing was written. Save its items and fields apart"
+            )
         children = walk.children(((name, getattr(value, name)) for name in names), path)
         return Node("dataclass", children, keys=names, type_name=type_name(value))
     raise UnsupportedState(
         f"{pointer(path) or '/'}: a value of type {type_name(value)} cannot be saved. Nothing was written. "
         "Save plain values and arrays, or give the object state_dict() and load_state_dict()"
     )
+
+
+def _has_items_besides(value: Any, names: list[str]) -> bool:
+    if isinstance(value, dict):
+        return not value.keys() <= set(names)
+    return isinstance(value, list | tuple | set | frozenset | deque) and len(value) > 0

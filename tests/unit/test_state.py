@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import sys
 from collections import OrderedDict
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -178,3 +179,24 @@ def test_a_loop_is_named(make: Any) -> None:
 def test_a_class_with_both_methods_is_not_an_object_with_a_state() -> None:
     with pytest.raises(UnsupportedState, match="^/x: "):
         walk({"x": _Object})
+
+
+def test_a_dataclass_that_is_a_container_loses_no_items() -> None:
+    @dataclass
+    class Output(OrderedDict[str, Any]):
+        loss: float = 0.5
+
+    @dataclass
+    class Listed(list[Any]):
+        name: str = "a"
+
+    assert walk({"x": Output()}).tree.children[0].keys == ["loss"]  # type: ignore[union-attr]
+    mirrored = Output()
+    mirrored["loss"] = 0.5  # as some libraries do it
+    walk({"x": mirrored, "y": Listed()})
+    mirrored["other"] = 1
+    for lossy in (mirrored, Listed()):
+        if isinstance(lossy, list):
+            lossy.append(3)
+        with pytest.raises(UnsupportedState, match=r"^/x/y: .*items that are not its fields"):
+            walk({"x": {"y": lossy}})
