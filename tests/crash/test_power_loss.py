@@ -11,7 +11,7 @@ import pytest
 
 import midstride as ms
 from midstride.testing import FaultyStorage, VolatileStorage, stop_after
-from tests.crash.broken import BROKEN
+from tests.crash.broken import POWER_LOSS
 from tests.crash.runs import RUNS, Acknowledged, leftovers, problems, state_of
 
 SEEDS = 60 if os.environ.get("MIDSTRIDE_LONG") else 4
@@ -48,7 +48,7 @@ def test_nothing_is_lost(run: Callable[..., None]) -> None:
     assert len(cases) > 200  # the sweep did reach the run's end, one operation at a time
 
 
-@pytest.mark.parametrize("broken", BROKEN.values(), ids=BROKEN.keys())
+@pytest.mark.parametrize("broken", POWER_LOSS.values(), ids=POWER_LOSS.keys())
 def test_the_sweep_notices_a_broken_commit(broken: Callable[[Any], Any]) -> None:
     assert any(wrong for run in RUNS.values() for _, wrong in sweep(run, broken))
 

@@ -4,6 +4,8 @@
 
 Forks a process for each run and one for each restore, so that Python starts but once. Prints a line
 of JSON for each operation: what was said to be saved before the kill, and what is wrong after it.
+With the name of a broken variant (``broken.KILLS``) it goes from the last operation to the first, and
+ends as soon as something is wrong.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from typing import Any
 
 import midstride as ms
 from midstride.testing import FaultyStorage, kill_at
+from tests.crash.broken import KILLS, in_force
 from tests.crash.runs import RUNS, Acknowledged, leftovers, problems, state_of
 
 
@@ -41,7 +44,7 @@ def in_child(work: Callable[[], Any]) -> tuple[int, str]:
     return os.waitpid(child, 0)[1], text
 
 
-def killed_run(run: Callable[..., None], folder: Path, number: int, told: Path) -> None:
+def killed_run(run: Callable[..., None], folder: Path, number: int, told: Path, wrap: Callable[..., Any]) -> int:
     class Said(list):  # type: ignore[type-arg]
         def append(self, item: Any) -> None:  # written at once: the list itself dies with the process
             super().append(item)
@@ -49,30 +52,54 @@ def killed_run(run: Callable[..., None], folder: Path, number: int, told: Path) 
             draft.write_text(json.dumps(self))
             draft.replace(told)  # the kill may come from the writer's thread in the middle of this
 
-    run(FaultyStorage(ms.LocalStorage(folder), kill_at(number)), Said())
+    storage = FaultyStorage(ms.LocalStorage(folder), kill_at(number))
+    run(wrap(storage), Said())
+    return len(storage.operations)
 
 
 def after(folder: Path, said: Acknowledged) -> dict[str, list[str]]:
     storage = ms.LocalStorage(folder)
     wrong = problems(storage, said)
-    with ms.Checkpointer(folder) as ckpt:
-        ckpt.restore()
-        ckpt.save(9, state_of(9)).result()
+    try:
+        with ms.Checkpointer(folder) as ckpt:
+            ckpt.restore()
+            ckpt.save(9, state_of(9)).result()
+    except ms.MidstrideError as error:
+        wrong.append(f"the next run failed: {error!r}")
     return {"wrong": wrong, "left": leftovers(storage)}
+
+
+def killed_at(run: Callable[..., None], base: Path, number: int, wrap: Callable[..., Any]) -> dict[str, Any]:
+    """What came of a run that was killed at an operation: what it said, what is wrong after it."""
+    folder, told = base / "run", base / "said"
+    shutil.rmtree(base, ignore_errors=True)
+    base.mkdir()
+    status, count = in_child(lambda: killed_run(run, folder, number, told, wrap))
+    said = [tuple(item) for item in json.loads(told.read_text())] if told.exists() else []
+    ended, text = in_child(lambda: after(folder, said))
+    killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+    return {
+        "killed": killed, "operations": int(count or 0), "said": said, "ended": ended, "wrong": [], "left": [],
+        **json.loads(text or "{}"),
+    }  # fmt: skip
 
 
 def main() -> None:
     run, base = RUNS[sys.argv[1]], Path(sys.argv[2])
+    if len(sys.argv) > 3:
+        with in_force(KILLS[sys.argv[3]][1]) as wrap:
+            count = killed_at(run, base, 0, wrap)["operations"]
+            # Backwards: what is retired or replaced is so at the end of a run.
+            for number in range(count, 0, -1):
+                row = killed_at(run, base, number, wrap)
+                print(json.dumps(row), flush=True)
+                if row["wrong"] or row["left"]:
+                    return
+        return
     for number in range(1, 10_000):
-        folder, told = base / "run", base / "said"
-        shutil.rmtree(base, ignore_errors=True)
-        base.mkdir()
-        status, _ = in_child(lambda n=number, f=folder, t=told: killed_run(run, f, n, t))  # type: ignore[misc]
-        said = [tuple(item) for item in json.loads(told.read_text())] if told.exists() else []
-        code, text = in_child(lambda f=folder, s=said: after(f, s))  # type: ignore[misc]
-        killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
-        print(json.dumps({"killed": killed, "said": said, "ended": code, **json.loads(text or "{}")}), flush=True)
-        if not killed:
+        row = killed_at(run, base, number, lambda storage: storage)
+        print(json.dumps(row), flush=True)
+        if not row["killed"]:
             return
 
 
