@@ -8,6 +8,7 @@ Exit codes, for scripts:
     3   there is no such folder, step or array, or nothing was ever saved there
     4   the folder, or a checkpoint in it, could not be looked at (permission, input or output error, a disk that is
         not mounted)
+    5   some of TensorFlow's checkpoints have no digests beside them, and cannot be checked; the others are fine
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from midstride.info import CheckpointInfo
 from midstride.reader import RunReader
 from midstride.tensorflow import CheckpointFolder
 
-DAMAGED, USAGE, MISSING, UNREADABLE = 1, 2, 3, 4
+DAMAGED, USAGE, MISSING, UNREADABLE, UNCHECKED = 1, 2, 3, 4, 5
 
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, help="Look into a run's folder of checkpoints.", rich_markup_mode=None
@@ -94,14 +95,19 @@ def verify(run: Run, step: Step = None, as_json: AsJson = False) -> None:
     reader = _reader(run)
     total = sum(info.nbytes for info in reader.scan().checkpoints if step in (None, info.step))
     result = _with_progress(total, lambda told: reader.verify(step, told), shown=not as_json)
+    unchecked = reader.unchecked(step) if isinstance(reader, CheckpointFolder) else []
     if as_json:
-        _print_json({"checkpoints": result, "good": not any(result.values())})
+        _print_json({"checkpoints": result, "unchecked": unchecked, "good": not any(result.values())})
     for folder, problems in result.items() if not as_json else ():
         print(f"{folder}: {'damaged' if problems else 'good'}")
         for problem in problems:
             print(f"    {problem}")
+    for folder in unchecked if not as_json else ():
+        print(f"{folder}: not checked, it has no digests: Midstride did not write it")
     if any(result.values()):
         raise typer.Exit(DAMAGED)
+    if unchecked:
+        raise typer.Exit(UNCHECKED)
     if not result:
         print(f"{run}: nothing was ever saved here", file=sys.stderr)
         raise typer.Exit(MISSING)

@@ -112,7 +112,12 @@ class OnSignal(Trigger):
         return self._arrived[0]
 
     def start(self, step: int, clock: Callable[[], float] = time.monotonic) -> Watch:
-        return _SignalWatch(self.signum, self._arrived)
+        return self.watch(lambda: True)
+
+    def watch(self, listening: Callable[[], bool]) -> Watch:
+        """``start`` for a run that may end unnoticed: a signal that comes when it is not ``listening`` means what it
+        meant before."""
+        return _SignalWatch(self.signum, self._arrived, listening)
 
 
 @dataclass(frozen=True)
@@ -184,8 +189,9 @@ class _SecondsWatch:
 
 
 class _SignalWatch:
-    def __init__(self, signum: int, arrived: list[bool]) -> None:
+    def __init__(self, signum: int, arrived: list[bool], listening: Callable[[], bool]) -> None:
         self._signum, self._arrived, self._process = signum, arrived, os.getpid()
+        self._listening = listening
         self._due, self._seen = True, False
         self._earlier: Any = None
         self._installed = threading.current_thread() is threading.main_thread()
@@ -200,7 +206,7 @@ class _SignalWatch:
             warnings.warn(message, RuntimeWarning, stacklevel=2)
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
-        closed = not self._installed
+        closed = not (self._installed and self._listening())
         if os.getpid() != self._process or (closed and signal.getsignal(signum) == self._ours):
             # A forked child, such as a pool's worker, or a closed run whose handler a run closed after it
             # put back: the signal means what it meant before.

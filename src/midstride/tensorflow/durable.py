@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
+from collections.abc import Iterator
 from datetime import UTC, datetime
 
 import tensorflow as tf
 
+from midstride.errors import Deadline
 from midstride.info import CheckpointInfo
 from midstride.storage.local import LocalStorage, sync_file
 from midstride.tensorflow.folder import is_file_of, record_digests
@@ -38,7 +41,25 @@ def written_bytes(prefix: str) -> int:
 
 def literal(path: str) -> str:
     """A path in a pattern that matches nothing else."""
-    return "".join(f"[{c}]" if c in "*?[" else c for c in path)
+    return "".join(f"[{c}]" if c in "*?[" else f"\\{c}" if c == "\\" else c for c in path)
+
+
+_writing: dict[str, threading.RLock] = {}
+
+
+@contextlib.contextmanager
+def sole_writer(folder: str, seconds: float = -1) -> Iterator[None]:
+    """One at a time in a folder, of all hooks and managers of this process: their drafts have the same names.
+
+    ``Deadline`` after so many seconds; less than none is for ever.
+    """
+    lock = _writing.setdefault(os.path.realpath(folder) if is_local(folder) else folder, threading.RLock())
+    if not lock.acquire(timeout=seconds):
+        raise Deadline(f"another saver has been writing into {folder} for {seconds:g} s. Look at the disk or the mount")
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def make_folder(folder: str) -> None:
@@ -47,6 +68,13 @@ def make_folder(folder: str) -> None:
         LocalStorage(folder).make_root()
     else:
         tf.io.gfile.makedirs(folder)
+
+
+def made_at(folder: str, prefix: str) -> float | None:
+    """When a checkpoint was written, in seconds since the epoch; None if it is not there. The folder is local."""
+    names = [entry.name for entry in LocalStorage(folder).list_folder("") if is_file_of(prefix, entry.name)]
+    times = [os.stat(os.path.join(folder, name)).st_mtime for name in names if not name.endswith(".meta")]
+    return max(times, default=None)
 
 
 def make_durable(path: str, step: int) -> CheckpointInfo:

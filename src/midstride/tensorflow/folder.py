@@ -35,7 +35,7 @@ STATE_FILE = "checkpoint"
 STATE_FILE_DRAFT = f"{STATE_FILE}.midstride-draft"
 _FORMAT = 1
 _END_OF_NAME = re.compile(r"(-\d{5}-of-\d{5})?|\.(index|meta|data-\d{5}-of-\d{5})")
-_LEFTOVER = re.compile(r"\.tempstate\d+$|-\d+_temp$|\.tmp[0-9a-f]*$")
+_LEFTOVER = re.compile(r"\.tempstate\d+$|-\d+_temp$|\.tmp[0-9a-f]*$|\.midstride[_-](temp|draft|unfinished)$")
 _LIMIT_BYTES = 64 * 2**20
 
 
@@ -140,7 +140,10 @@ class CheckpointFolder:
 
     def checkpoints(self) -> list[CheckpointInfo]:
         """Those whose files are there with the sizes that they were written with, oldest first."""
-        return self.scan().checkpoints
+        catalog = self.scan()
+        for entry in catalog.unusable:
+            _log.warning("%s cannot be used: %s", entry.folder, entry.problem)
+        return catalog.checkpoints
 
     def _look_at(self, prefix: str, names: list[str]) -> CheckpointInfo:
         own = [name for name in names if is_file_of(prefix, name)]
@@ -181,12 +184,22 @@ class CheckpointFolder:
     def verify(self, step: int | None = None, on_bytes: Callable[[int], None] = lambda _: None) -> dict[str, list[str]]:
         """Check every byte of all checkpoints, or of one step's: prefix -> what is wrong, empty if nothing is.
 
-        ``NotCommitted`` if there is no such step.
+        Those without digests are left out: see ``unchecked``. ``NotCommitted`` if there is no such step.
         """
+        without = self.unchecked(step)
+        prefixes = [p for p in self._of_step(step) if p not in without]
+        return {prefix: list(self.problems(prefix, on_bytes)) for prefix in prefixes}
+
+    def unchecked(self, step: int | None = None) -> list[str]:
+        """The prefixes of the checkpoints, or of one step's, that have no digests: Midstride did not write them."""
+        names = self._names()
+        return [prefix for prefix in self._of_step(step) if prefix + DIGESTS_SUFFIX not in names]
+
+    def _of_step(self, step: int | None) -> list[str]:
         prefixes = [p for p in self._prefixes(self._names()) if step is None or _step_of(p) == step]
         if step is not None and not prefixes:
             raise NotCommitted(f"{self.description} has no checkpoint of step {step}")
-        return {prefix: list(self.problems(prefix, on_bytes)) for prefix in prefixes}
+        return prefixes
 
     def problems(self, prefix: str, on_bytes: Callable[[int], None] = lambda _: None) -> Iterator[str]:
         """What is wrong with one checkpoint, a line each."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+import weakref
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -13,7 +14,7 @@ from tensorflow.python.framework import meta_graph
 from tensorflow.python.training import training_util
 
 from midstride.info import CheckpointInfo
-from midstride.limits import EXIT_SECONDS
+from midstride.limits import EXIT_SECONDS, STORAGE_SECONDS
 from midstride.listeners import Listener
 from midstride.telemetry import Statistics
 from midstride.tensorflow import durable, leftovers, rewriting, state_file
@@ -110,6 +111,7 @@ class AsyncCheckpointSaverHook(_v1.train.CheckpointSaverHook):  # type: ignore[m
         self._every = save_steps if align else None
         self._on_signal = on_signal
         self._signal: Watch | None = None
+        self._session: weakref.ref[Any] | None = None
         self._snapshotter: Snapshotter | None = None
         self._last_write_began = time.perf_counter()
         self._state_seen: bytes | None = None
@@ -132,13 +134,18 @@ class AsyncCheckpointSaverHook(_v1.train.CheckpointSaverHook):  # type: ignore[m
             raise RuntimeError("Global step should be created to use CheckpointSaverHook.")
         self._snapshotter = None
         self._state_seen = self._state_file()
+        self._saves.begin_anew()
         self._saves.open()
-        if self._on_signal is not None and self._signal is None:
-            self._signal = self._on_signal.start(0)
+        if self._on_signal is not None:
+            if self._signal is not None:
+                self._signal.close()
+            self._session = None
+            self._signal = self._on_signal.watch(self._in_session)
         for listener in self._tensorflow_listeners():
             listener.begin()
 
     def after_create_session(self, session: Any, coord: Any) -> None:
+        self._session = weakref.ref(session)
         step = int(session.run(self._global_step_tensor))
         # First: what it sweeps has the names of what is written from here on.
         self._ready(session)
@@ -163,11 +170,25 @@ class AsyncCheckpointSaverHook(_v1.train.CheckpointSaverHook):  # type: ignore[m
                 self._trigger(run_context.session, step)
         if self._signal is not None and self._signal.observe(run_values.results):
             self._signal.taken(run_values.results)
-            _log.info("A signal arrived: training is asked to stop, and the last step is saved.")
-            self._saves.request_stop()
+            self._save_and_stop(run_context.session)
         self._saves.check()
         if self._saves.stop_requested:
             run_context.request_stop()
+
+    def _save_and_stop(self, session: Any) -> None:
+        _log.info("A signal arrived: this step is saved, and training is asked to stop.")
+        self._saves.request_stop()
+        # Now, and not only in end(), which does not come where the loop does not ask whether to stop.
+        self._saves.wait()
+        step = int(session.run(self._global_step_tensor))
+        if step != self._last_checkpoint_step:
+            self._save(session, step)
+            self._saves.wait()
+
+    def _in_session(self) -> bool:
+        # A session that an exception has left is closed, and no end() tells of it.
+        session = None if self._session is None else self._session()
+        return self._session is None or not (session is None or getattr(session, "_closed", False))
 
     def end(self, session: Any) -> None:
         _log.info("Waiting for any pending checkpoints to finish.")
@@ -251,7 +272,8 @@ class AsyncCheckpointSaverHook(_v1.train.CheckpointSaverHook):  # type: ignore[m
         def write() -> CheckpointInfo:
             if not here:
                 snapshot.settle()  # training goes on beside it, and its updates are the cheaper for it
-            return self._write(snapshot, step)
+            with durable.sole_writer(self._folder):
+                return self._write(snapshot, step)
 
         self._saves.start(
             step,
@@ -270,8 +292,9 @@ class AsyncCheckpointSaverHook(_v1.train.CheckpointSaverHook):  # type: ignore[m
         if self._snapshotter is None:
             saver = self._get_saver()
             self._warn_of_another_saver()
-            leftovers.sweep(self._folder, self._basename)
-            state_file.recall(saver, self._folder)
+            with durable.sole_writer(self._folder, STORAGE_SECONDS):
+                leftovers.sweep(self._folder, self._basename)
+                state_file.recall(saver, self._folder)
             if self._relative:
                 saver._save_relative_paths = True
                 known = [(os.path.abspath(path), made) for path, made in saver._last_checkpoints]
@@ -329,7 +352,8 @@ class AsyncCheckpointSaverHook(_v1.train.CheckpointSaverHook):  # type: ignore[m
         try:
             graph_def = graph.as_graph_def(add_shapes=True)
             if self._save_graph_def:
-                training_util.write_graph(graph_def, self._folder, "graph.pbtxt")
+                with durable.sole_writer(self._folder):
+                    training_util.write_graph(graph_def, self._folder, "graph.pbtxt")
             with graph.as_default():
                 saver = self._get_saver()
                 saver_def = saver.saver_def if saver else None

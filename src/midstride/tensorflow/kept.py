@@ -8,6 +8,7 @@ any more.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -33,10 +34,11 @@ class Kept:
             return cls(None, {}, now - 1)
         # A clock that was set back must not make checkpoints look old.
         last_preserved = min(state.last_preserved_timestamp, now)
-        paths = list(state.all_model_checkpoint_paths)
+        # By their names: a hook writes whole paths, and the folder may be a copy.
+        paths = [os.path.join(folder, os.path.basename(path)) for path in state.all_model_checkpoint_paths]
         made = [min(seconds, now) for seconds in state.all_model_checkpoint_timestamps] or [last_preserved] * len(paths)
         active = {path: seconds for path, seconds in zip(paths, made, strict=False) if seconds > last_preserved}
-        return cls(state.model_checkpoint_path, active, last_preserved)
+        return cls(os.path.join(folder, os.path.basename(state.model_checkpoint_path)), active, last_preserved)
 
     def with_newest(self, path: str, now: float) -> Kept:
         """One more; if it was there already, it is the newest from now on."""

@@ -71,7 +71,7 @@ def _sweep_unfinished(folder: str, basename: str) -> None:
         prefix = line.rstrip("\n")
         # A line without its end was torn, and would be another checkpoint's name.
         if line.endswith("\n") and re.fullmatch(rf"{re.escape(basename)}-\d+", prefix) and prefix not in listed:
-            _remove_files(folder, prefix)
+            remove_files(folder, prefix)
     note_unfinished(folder, basename, [])
 
 
@@ -82,7 +82,7 @@ def forget(saver: Any, path: str, *, basename: str) -> None:
     if not is_local(path) or prefix in _listed(folder):
         return
     saver.set_last_checkpoints_with_time([known for known in saver._last_checkpoints if known[0] != path])
-    _remove_files(folder, prefix)
+    remove_files(folder, prefix)
 
 
 def delete(path: str) -> None:
@@ -98,7 +98,8 @@ def delete(path: str) -> None:
             sweep_digests(folder, prefix.rpartition("-")[0])
 
 
-def _remove_files(folder: str, prefix: str) -> None:
+def remove_files(folder: str, prefix: str) -> None:
+    """Remove all files of a checkpoint, its digests too, whatever they are. The folder is local."""
     storage = LocalStorage(folder)
     for entry in storage.list_folder(""):
         if is_file_of(prefix, entry.name) or entry.name == prefix + DIGESTS_SUFFIX:

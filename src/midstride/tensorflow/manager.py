@@ -166,10 +166,15 @@ class CheckpointManager(tf.train.CheckpointManager):  # type: ignore[misc]
         self._saves.recorder.set(snapshot="blocking" if snapshot.blocking else "handles")
         self._begun_at_step = step
         prefix = self._on_disk(os.path.join(self.directory, self._name))
+
+        def write() -> CheckpointInfo:
+            with durable.sole_writer(self._on_disk(self.directory)):
+                return self._write(snapshot, path, number, step, options)
+
         self._saves.start(
             number,
             began,
-            lambda: self._write(snapshot, path, number, step, options),
+            write,
             here=self._in_foreground or snapshot.blocking,
             progress=lambda: durable.written_bytes(prefix),
             afterwards=lambda: self._finish(path, options),
@@ -240,10 +245,11 @@ class CheckpointManager(tf.train.CheckpointManager):  # type: ignore[misc]
 
     def _delete_old(self) -> None:
         kept, gone = self._kept.cut(self._keep, self._keep_hours)
-        for path in gone:
-            leftovers.delete(self._on_disk(path))
-        # The state file has named them until now, so that a manager after a kill deletes what is left.
-        self._announce(kept)
+        with durable.sole_writer(self._on_disk(self.directory)):
+            for path in gone:
+                leftovers.delete(self._on_disk(path))
+            # The state file has named them until now, so that a manager after a kill deletes what is left.
+            self._announce(kept)
 
     def _on_disk(self, path: str) -> str:
         return os.path.join(self._started_in, path) if durable.is_local(path) else path

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from midstride import exit_guard, limits
-from midstride.errors import MidstrideError, SaveError, WriteError
+from midstride.errors import MidstrideError, SaveError, StorageError, WriteError
 from midstride.failures import Failures
 from midstride.info import CheckpointInfo
 from midstride.listeners import Listener, Listeners, RunBegan, RunEnded, SaveBegan, SaveCommitted, SaveFailed
@@ -68,6 +68,10 @@ class Saves:
     def request_stop(self) -> None:
         """From any thread: ask training to stop."""
         self._stop = True
+
+    def begin_anew(self) -> None:
+        """Another run begins: what stopped the one before does not stop it."""
+        self._stop = False
 
     def busy(self, seconds: float) -> bool:
         """Whether a save is running, after waiting ``seconds`` at most for its end."""
@@ -257,7 +261,7 @@ class Saves:
 
 
 def _as_write_error(error: BaseException, step: int) -> BaseException:
-    if isinstance(error, MidstrideError) and not isinstance(error, TimeoutError):
+    if isinstance(error, MidstrideError) and not isinstance(error, TimeoutError | StorageError):
         return error
     failure = WriteError(f"the checkpoint of step {step} could not be written: {error}. Earlier ones are untouched")
     failure.__cause__ = error

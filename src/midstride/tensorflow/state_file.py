@@ -16,9 +16,9 @@ from tensorflow.python.checkpoint import checkpoint_management
 
 from midstride.errors import MidstrideError
 from midstride.storage.local import LocalStorage, sync_file
-from midstride.tensorflow.durable import is_local
+from midstride.tensorflow.durable import is_local, made_at
 from midstride.tensorflow.folder import STATE_FILE, STATE_FILE_DRAFT, sweep_digests
-from midstride.tensorflow.leftovers import note_unfinished
+from midstride.tensorflow.leftovers import note_unfinished, remove_files
 
 _log = logging.getLogger("midstride")
 
@@ -57,11 +57,16 @@ def announce(saver: Any, path: str, *, basename: str) -> None:
     """Let the state file name the checkpoint ``path``, which is durable; then let the saver delete old ones."""
     folder = os.path.dirname(path)
     saver._RecordLastCheckpoint(path)
-    note_unfinished(folder, basename, [path, *_to_be_deleted(saver)])
+    doomed = _to_be_deleted(saver)
+    note_unfinished(folder, basename, [path, *doomed])
     replace(folder, path, saver.last_checkpoints, relative=saver._save_relative_paths)
     try:
         saver._MaybeDeleteOldCheckpoints()
         if is_local(folder):
+            # In a folder whose name is a pattern to TensorFlow, it has found none of their files.
+            for old in doomed:
+                if os.path.dirname(os.path.abspath(old)) == os.path.abspath(folder):
+                    remove_files(folder, os.path.basename(old))
             sweep_digests(folder, basename)
     except (OSError, MidstrideError, tf.errors.OpError) as error:
         # What is saved is saved; TensorFlow ignores what cannot be deleted too.
@@ -75,7 +80,19 @@ def _to_be_deleted(saver: Any) -> list[str]:
 
 
 def recall(saver: Any, folder: str) -> None:
-    """Tell a new saver of the checkpoints that an earlier run left: they count for ``max_to_keep``."""
-    state = tf.train.get_checkpoint_state(folder)
-    if state is not None and not saver.last_checkpoints:
-        saver.recover_last_checkpoints(list(state.all_model_checkpoint_paths))
+    """Tell a saver of the checkpoints that an earlier run left here: they count for ``max_to_keep``.
+
+    By their names: the folder may have been moved or copied, and those of another folder are not its to delete.
+    """
+    known = list(saver.last_checkpoints)
+    if not known:
+        state = tf.train.get_checkpoint_state(folder)
+        known = [] if state is None else list(state.all_model_checkpoint_paths)
+    here = [os.path.join(folder, os.path.basename(path)) for path in known]
+    if here == saver.last_checkpoints:
+        return
+    if is_local(folder):
+        made = {path: made_at(folder, os.path.basename(path)) for path in here}
+        saver.set_last_checkpoints_with_time([(path, seconds) for path, seconds in made.items() if seconds])
+    else:
+        saver.recover_last_checkpoints(here)

@@ -81,8 +81,10 @@ if LONG:
 @pytest.mark.parametrize("resource", [False, True], ids=["ref", "resource"])
 @pytest.mark.parametrize("make", HOOKS)
 def test_every_checkpoint_is_of_one_step_and_named_after_it(
-    make: Callable[..., Any], tmp_path: Path, resource: bool
+    make: Callable[..., Any], tmp_path: Path, resource: bool, request: pytest.FixtureRequest
 ) -> None:
+    if request.node.callspec.id == "ours_handles-ref":
+        pytest.skip("of reference variables nothing can be held: refused, see test_snapshot.py")
     task = make_task(variables=VARIABLES, floats=FLOATS, resource=resource, saver=lambda: v1.train.Saver(max_to_keep=2))
     listener = ReadBack(tmp_path)
     hook = make(str(tmp_path), save_steps=SAVE_STEPS, scaffold=task.scaffold, listeners=[listener])

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 import midstride as ms
-from midstride.cli import DAMAGED, MISSING, USAGE, app
+from midstride.cli import DAMAGED, MISSING, UNCHECKED, USAGE, app
 from midstride.tensorflow import CheckpointFolder
 from midstride.tensorflow.folder import Digests, FileDigest, is_file_of, record_digests, sweep_digests
 
@@ -125,8 +125,16 @@ def test_a_checkpoint_that_was_not_written_here(folder: Path) -> None:
     (folder / "model.ckpt-30.midstride.json").unlink()
     reader = CheckpointFolder(folder)
     assert [info.step for info in reader.checkpoints()] == [500, 1000, 30]
-    (problem,) = reader.verify(30)["model.ckpt-30"]
-    assert "cannot be checked" in problem
+    assert reader.verify(30) == {}
+    assert reader.unchecked() == reader.unchecked(30) == ["model.ckpt-30"]
+    assert reader.latest() == "model.ckpt-1000"
+    verified = CliRunner().invoke(app, ["verify", str(folder)])
+    assert verified.exit_code == UNCHECKED
+    assert verified.output.count("good") == 2 and "model.ckpt-30: not checked" in verified.output
+    told = json.loads(CliRunner().invoke(app, ["verify", str(folder), "--json"]).output)
+    assert told["unchecked"] == ["model.ckpt-30"] and told["good"]
+    (folder / "model.ckpt-500.index").write_bytes(b"")
+    assert CliRunner().invoke(app, ["verify", str(folder)]).exit_code == DAMAGED
 
 
 def test_names_of_one_checkpoint_are_not_those_of_another() -> None:
@@ -177,8 +185,11 @@ def test_the_command_line(folder: Path) -> None:
     damaged = run.invoke(app, ["verify", str(folder), "--step", "30", "--json"])
     assert damaged.exit_code == DAMAGED and not json.loads(damaged.output)["good"]
     assert run.invoke(app, ["show", str(folder)]).exit_code == USAGE
-    (folder / "model.ckpt-7.index.tempstate123").write_bytes(b"")
-    assert "debris: model.ckpt-7.index.tempstate123" in run.invoke(app, ["ls", str(folder)]).output
+    leftovers = ["model.ckpt-7.index.tempstate123", "checkpoint.midstride-draft", "model.ckpt-7.midstride_temp"]
+    for name in leftovers:
+        (folder / name).write_bytes(b"")
+    output = run.invoke(app, ["ls", str(folder)]).output
+    assert all(f"debris: {name}" in output for name in leftovers)
 
 
 def test_an_empty_folder_is_no_tensorflow_folder(tmp_path: Path) -> None:
