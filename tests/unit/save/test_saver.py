@@ -1,0 +1,107 @@
+"""The trainer's side follows the writer: what the run holds, signs of life, and a writer that dies early."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import midstride as ms
+from midstride import limits
+from midstride.format import layout
+from midstride.testing import FaultyStorage, Operation, fail_at
+from midstride.testing.faulty import Fault
+
+
+def state(value: int) -> dict[str, object]:
+    return {"one": {"w": np.full(3000, value)}, "two": {"w": np.full(3000, value)}}
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> FaultyStorage:
+    return FaultyStorage(ms.LocalStorage(tmp_path / "run"))
+
+
+def test_a_step_that_was_retired_is_saved_anew(storage: FaultyStorage) -> None:
+    with ms.Checkpointer(storage, keep=1) as ckpt:
+        ckpt.save(1, state(1)).result()
+        ckpt.save(2, state(2)).result()
+        ckpt.wait()  # for the retirement of step 1
+        assert ckpt.save(1, state(10)).result().step == 1
+        ckpt.wait()
+        (only,) = ckpt.checkpoints()
+    assert only.step == 1
+    assert np.array_equal(ms.open(storage).load()["one"]["w"], np.full(3000, 10))
+
+
+class Life(Fault):
+    """What a waiting trainer takes for life, at each operation of some kinds while a save is in flight."""
+
+    def __init__(self, ckpt: ms.Checkpointer, *names: str) -> None:
+        self._ckpt, self._names = ckpt, names
+        self.seen: list[tuple[str, str, object]] = []
+
+    def before(self, operation: Operation) -> None:
+        pending = self._ckpt._saver.pending
+        if operation.name in self._names and pending is not None:
+            self.seen.append((operation.name, operation.target, pending._progress_or_life()))
+
+
+def test_a_retirement_of_many_shows_life_at_each(storage: FaultyStorage) -> None:
+    with ms.Checkpointer(storage) as ckpt:
+        for step in range(1, 6):
+            ckpt.save(step, state(step)).result()
+    with ms.Checkpointer(storage, keep=1, existing="continue") as ckpt:
+        storage.fault = life = Life(ckpt, "remove_file", "remove_folder")
+        ckpt.save(6, state(6)).result()
+        ckpt.wait()
+    for last in (f"/{layout.MANIFEST}", ""):
+        name = "remove_file" if last else "remove_folder"
+        lives = [alive for what, target, alive in life.seen if what == name and target.endswith(last)]
+        assert len(lives) >= 5
+        assert len(set(lives)) == len(lives), f"no sign of life between two: {name}"
+
+
+def test_an_attempt_that_is_written_again_shows_life_at_each_chunk(storage: FaultyStorage, pauses: list[float]) -> None:
+    with ms.Checkpointer(storage) as ckpt:
+
+        class FailingOnce(Life):
+            def before(self, operation: Operation) -> None:
+                super().before(operation)
+                if operation.name == "write" and len(self.seen) == 2:
+                    fail_at(operation.number, errno.EIO).before(operation)
+
+        storage.fault = life = FailingOnce(ckpt, "write")
+        pending = ckpt.save(1, state(1))
+        assert pending.result().step == 1
+        assert pauses == [0.5]
+        progress = pending.progress()
+        assert progress.written_bytes == progress.total_bytes
+    again = [alive for _, target, alive in life.seen[2:] if target.endswith(".safetensors")]
+    assert len(again) >= 2
+    assert len(set(again)) == len(again)
+
+
+@pytest.mark.parametrize("operation", ["make_root", "lock", "list_folder"])
+def test_a_writer_that_dies_while_the_folder_is_opened(
+    operation: str, storage: FaultyStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is told at once, and not as a storage that makes no progress."""
+    monkeypatch.setattr(limits, "STORAGE_SECONDS", 5.0)
+
+    class Dying(Fault):
+        died = False
+
+        def before(self, now: Operation) -> None:
+            if now.name == operation and not self.died:
+                self.died = True
+                raise SystemExit("injected")
+
+    with ms.Checkpointer(storage, existing="continue") as ckpt:
+        storage.fault = Dying()
+        with pytest.raises(ms.SaveError, match="injected") as caught:
+            ckpt.save(1, state(1))
+        assert isinstance(caught.value.__cause__, SystemExit)
+        assert ckpt.save(1, state(1)).result().step == 1
