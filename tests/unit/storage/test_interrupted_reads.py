@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import signal
+import queue
 import threading
 from pathlib import Path
 
@@ -37,48 +37,59 @@ class Slow(LocalStorage):
         return File()
 
 
-def ctrl_c() -> None:
-    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+class Interrupted:
+    """A queue on which the first wait is interrupted, once the call has begun.
+
+    Not by a signal: one that comes just before the wait would be heard after it only.
+    """
+
+    def __init__(self, begun: threading.Event) -> None:
+        self._queue: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._begun, self._first = begun, True
+        self.put = self._queue.put
+
+    def get(self, timeout: float) -> None:
+        if self._first:
+            self._first = False
+            assert self._begun.wait(60)
+            raise KeyboardInterrupt
+        self._queue.get(timeout=timeout)
 
 
-def test_an_interruption_comes_out_and_the_late_file_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounded, "_INTERRUPTED_SECONDS", 0.01)
+@pytest.fixture
+def storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Slow:
     (tmp_path / "file").write_bytes(b"1")
-    storage = Slow(tmp_path)
+    storage, made = Slow(tmp_path), bounded._Call.__init__
 
-    def interrupt() -> None:
-        assert storage.reached.wait(60)
-        ctrl_c()
+    def make(call: bounded._Call[object], *args: object) -> None:
+        made(call, *args)  # type: ignore[arg-type]
+        call._told = Interrupted(storage.reached)  # type: ignore[assignment]
 
-    threading.Thread(target=interrupt).start()
-    # So that one that ignores the interruption is seen, and does not hang.
-    rescue = threading.Timer(20, storage.let_go.set)
-    rescue.start()
+    monkeypatch.setattr(bounded._Call, "__init__", make)
+    return storage
+
+
+def test_an_interruption_comes_out_and_the_late_file_is_closed(storage: Slow, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounded, "_INTERRUPTED_SECONDS", 0.01)
     with pytest.raises(KeyboardInterrupt):
         BoundedReads(storage).open_file("file")
-    rescue.cancel()
-    assert not storage.let_go.is_set(), "it was to come at once"
     storage.let_go.set()
     assert storage.closed.wait(10)
 
 
-def test_a_read_that_is_about_to_end_may_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_that_is_about_to_end_may_end(storage: Slow, monkeypatch: pytest.MonkeyPatch) -> None:
     """It writes into the caller's memory: that must not go on after the interruption, if it can be helped."""
     monkeypatch.setattr(bounded, "_INTERRUPTED_SECONDS", 30.0)
-    (tmp_path / "file").write_bytes(b"1")
-    storage, ended = Slow(tmp_path), []
+    ended = []
 
-    def action() -> None:
+    def read() -> None:
         storage.reached.set()
-        storage.let_go.wait(60)
+        assert storage.let_go.wait(60)
         ended.append(True)
 
-    def interrupt() -> None:
-        assert storage.reached.wait(60)
-        ctrl_c()
-        threading.Timer(0.3, storage.let_go.set).start()
-
-    threading.Thread(target=interrupt).start()
+    soon = threading.Timer(0.2, storage.let_go.set)
+    soon.start()
     with pytest.raises(KeyboardInterrupt):
-        BoundedReads(storage).within(action, "reading file")
+        BoundedReads(storage).within(read, "reading file")
     assert ended
+    soon.join()
