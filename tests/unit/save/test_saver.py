@@ -84,6 +84,24 @@ def test_an_attempt_that_is_written_again_shows_life_at_each_chunk(storage: Faul
     assert len(set(again)) == len(again)
 
 
+@pytest.mark.parametrize("failed", [False, True])
+def test_each_file_that_is_synced_shows_life(failed: bool, storage: FaultyStorage, pauses: list[float]) -> None:
+    with ms.Checkpointer(storage) as ckpt:
+
+        class FailingAtFirst(Life):
+            def before(self, operation: Operation) -> None:
+                super().before(operation)
+                if failed and operation.name == "sync" and len(self.seen) == 1:
+                    fail_at(operation.number, errno.EIO).before(operation)
+
+        storage.fault = life = FailingAtFirst(ckpt, "sync")
+        ckpt.save(1, state(1)).result()
+        assert len(pauses) == failed
+    lives = [alive for _, target, alive in life.seen if target.endswith(".safetensors")]
+    assert len(lives) == 2 + failed
+    assert len(set(lives)) == len(lives)
+
+
 @pytest.mark.parametrize("operation", ["make_root", "lock", "list_folder"])
 def test_a_writer_that_dies_while_the_folder_is_opened(
     operation: str, storage: FaultyStorage, monkeypatch: pytest.MonkeyPatch
