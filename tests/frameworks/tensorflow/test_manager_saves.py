@@ -15,7 +15,7 @@ pytest.importorskip("midstride.tensorflow")
 
 import tensorflow as tf
 
-from midstride.errors import MidstrideError, NoSpace, SaveError
+from midstride.errors import MidstrideError, NoSpace, SaveError, WriteError
 from midstride.listeners import Listener
 from midstride.tensorflow import CheckpointFolder, durable, latest_checkpoint, leftovers, state_file
 from midstride.tensorflow.object_snapshot import ObjectSnapshot
@@ -198,7 +198,7 @@ def test_failure_after_the_bytes_leaves_nothing_either(tmp_path: Path, monkeypat
 
         patch.setattr(durable, "make_durable", fail)
         manager.save()
-        with pytest.raises(NoSpace):
+        with pytest.raises(WriteError, match="for the digests"):
             manager.sync()
     assert content(tmp_path) == {}
     manager.save()
@@ -230,7 +230,7 @@ def test_state_file_that_cannot_be_written_loses_nothing(tmp_path: Path, monkeyp
     with monkeypatch.context() as patch:
         patch.setattr(state_file, "replace", lambda *_, **__: (_ for _ in ()).throw(NoSpace("for the state file")))
         manager.save()
-        with pytest.raises(NoSpace):
+        with pytest.raises(WriteError, match="for the state file"):
             manager.sync()
     assert manager.latest_checkpoint == first == tf.train.latest_checkpoint(str(tmp_path))
     third = manager.save()

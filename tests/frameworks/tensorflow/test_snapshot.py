@@ -110,9 +110,16 @@ def table(*, dense: bool) -> Model:
     return model
 
 
+def still(dataset: Any) -> Any:
+    """Without the prefetching that TensorFlow adds by itself: it changes the iterator's state between two looks."""
+    options = tf.data.Options()
+    options.experimental_optimization.inject_prefetch = False
+    return dataset.with_options(options)
+
+
 def iterator(*, resource: bool = True, **saver_options: Any) -> Model:
     with building(resource=resource, **saver_options) as model:
-        made = v1.data.make_initializable_iterator(tf.data.Dataset.range(100).shuffle(10, seed=1))
+        made = v1.data.make_initializable_iterator(still(tf.data.Dataset.range(100).shuffle(10, seed=1)))
         v1.add_to_collection(v1.GraphKeys.SAVEABLE_OBJECTS, v1.data.experimental.make_saveable_from_iterator(made))
         v = v1.get_variable("v", [7, 3], initializer=v1.zeros_initializer())
         following = made.get_next()
