@@ -98,8 +98,7 @@ class Checkpointer:
         self._prepared = False
         self._closed = False
         self._stop = False
-        self._overwritten: str | None = None
-        self._touched: object = None
+        self._torn: list[object] = []  # the ``only`` of each restore that began to overwrite and did not end
         self._failures = Failures(lambda: self._recorder.read().failures_in_a_row)
         self._calls = threading.RLock()  # a signal handler may interrupt the thread that is about to enter
         self._caller: int | None = None
@@ -130,17 +129,18 @@ class Checkpointer:
         pending = None
         due = self._watch is not None and self._watch.observe(step)
         stopping = due and self._watch is not None and self._watch.stop_requested
-        if due:
-            if self._busy == "skip" and self._saver.pending is not None and not stopping:
-                self._recorder.add(saves_skipped=1)
-                self._saver.raise_if_stalled()
-            else:
-                pending = self._save(step, state, metrics, overwrite=False)
         try:
+            if due:
+                if self._busy == "skip" and self._saver.pending is not None and not stopping:
+                    self._recorder.add(saves_skipped=1)
+                    self._saver.raise_if_stalled()
+                else:
+                    pending = self._save(step, state, metrics, overwrite=False)
             if stopping and pending is not None:
                 pending.result()
             self._failures.surface(self._max_failures, besides=pending)
         finally:
+            # Whatever became of the save: who sent the signal wants an end.
             self._stop = self._stop or stopping
         return pending
 
@@ -244,8 +244,11 @@ class Checkpointer:
             raise SaveError(f"{what}: this Checkpointer is closed")
         if os.getpid() != self._process:
             raise SaveError(f"{what}: this is a forked child; only the process that made the Checkpointer saves")
-        if self._overwritten is not None:
-            raise StagingError(f"{what}: the state is not whole, nothing was saved: {self._overwritten}")
+        if self._torn:
+            raise StagingError(
+                f"{what}: the state is not whole, nothing was saved: a restore into it did not come to its end. "
+                "Build its objects anew and restore again"
+            )
 
     def _on_end(self, pending: PendingSave, reply: Committed | Failed, seconds: float) -> None:
         """On the writer's thread, when a save has ended."""
@@ -330,21 +333,16 @@ class Checkpointer:
             self._may_wait("restore()")
             if not self._closed:
                 self._saver.wait_idle(None)
-        options = loading.Options(only, rename or {}, cast, strict, on_touch=lambda: self._mark_overwritten(only))
+        options = loading.Options(only, rename or {}, cast, strict, on_touch=lambda: self._torn.append(only))
         wanted = exact_step(step) if step is not None else None
         restored = loading.restore(self._reads, state, wanted, options, fallback=self._fallback)
         # Only a restore of the same, or of all, makes whole what one before it left in halves.
-        if restored is not None and state is not None and (only == self._touched or (only is None and strict)):
-            self._overwritten = None
+        if restored is not None and state is not None:
+            self._torn = [] if only is None and strict else [torn for torn in self._torn if torn != only]
         self._adopt = True
         if restored is not None:
             self._resume_from(restored)
         return restored
-
-    def _mark_overwritten(self, only: object) -> None:
-        if self._overwritten is None:
-            self._touched = only
-        self._overwritten = "a restore into it did not come to its end. Build its objects anew and restore again"
 
     def _resume_from(self, restored: Restored) -> None:
         self._restored = restored.info

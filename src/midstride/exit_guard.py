@@ -45,8 +45,8 @@ def discard(item: Closable) -> None:
 
 def leave(close: Callable[[], None], error: BaseException | None) -> None:
     """End a ``with`` block that ``error`` leaves, or nothing. What ``close`` raises does not hide an error."""
-    # sys.exit(0) claims success, so a lost checkpoint must replace it.
-    if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
+    # sys.exit(0) claims success, so a lost checkpoint must replace it; a generator that is closed ends like a block.
+    if error is None or isinstance(error, GeneratorExit) or (isinstance(error, SystemExit) and error.code in (None, 0)):
         close()
         return
     try:

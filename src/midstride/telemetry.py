@@ -71,7 +71,9 @@ class Recorder:
 
     def read(self) -> Statistics:
         """All figures at this moment."""
-        with self._lock:
-            if self._committed_at is None:
-                return self._now
-            return replace(self._now, last_commit_age_seconds=time.monotonic() - self._committed_at)
+        # Without the lock: a signal handler may ask in the middle of add(), a forked child when nobody is left
+        # to give it back.
+        now, committed_at = self._now, self._committed_at
+        if committed_at is None:
+            return now
+        return replace(now, last_commit_age_seconds=time.monotonic() - committed_at)

@@ -35,20 +35,28 @@ def wait_for(
     can come between the lock and the block, and then nobody gives it back.
 
     Raises ``Deadline`` when ``timeout`` seconds have passed, or when ``progress()`` has given the
-    same answer for ``stall_seconds``; its message says ``what`` was waited for and what is ``safe``.
+    same answer for ``stall_seconds``, not counting any in which this process was stopped; its message says
+    ``what`` was waited for and what is ``safe``.
     """
-    start = last_change = time.monotonic()
+    start = looked = time.monotonic()
+    idle = 0.0
     last = progress()
     while not ready():
         now = time.monotonic()
         if progress() != last:
-            last, last_change = progress(), now
+            last, idle = progress(), 0.0
+        else:
+            idle += min(now - looked, 2 * _LOOK_SECONDS)  # more: we were stopped, and what we wait for was too
+        looked = now
         if timeout is not None and now - start >= timeout:
             raise Deadline(f"waited {timeout:g} s for {what()}; it goes on")
-        if now - last_change >= stall_seconds:
+        if idle >= stall_seconds:
             raise stalled(what(), stall_seconds, safe())
-        left = min(stall_seconds - (now - last_change), 1.0 if timeout is None else start + timeout - now, 1.0)
+        left = min(stall_seconds - idle, _LOOK_SECONDS if timeout is None else start + timeout - now, _LOOK_SECONDS)
         changed.wait(max(left, 0.001))
+
+
+_LOOK_SECONDS = 1.0
 
 
 def stalled(what: str, seconds: float, safe: str) -> Deadline:

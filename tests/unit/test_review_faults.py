@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import enum
 import errno
+import functools
 import logging
 import os
 import re
@@ -12,6 +14,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +25,7 @@ import torch
 import midstride as ms
 import midstride.testing as ms_testing
 from midstride import cli, retention
-from midstride.testing import FaultyStorage, Operation, fail_at
+from midstride.testing import FaultyStorage, Operation, fail_at, fail_from
 from midstride.testing.faulty import Fault
 
 
@@ -452,3 +455,59 @@ def test_a_child_forked_during_a_save_is_refused_and_does_not_hang(tmp_path: Pat
         go.set()
         thread.join()
     assert [info.step for info in ms.open(tmp_path / "run").checkpoints()] == [1, 2]
+
+
+def test_a_generator_that_is_closed_tells_of_a_lost_save(tmp_path: Path) -> None:
+    storage = FaultyStorage(ms.LocalStorage(tmp_path))
+
+    def training() -> Iterator[int]:
+        with ms.Checkpointer(storage) as ckpt:
+            ckpt.save(1, {"w": np.ones(10)}).result()
+            storage.fault = fail_from(1, errno.ENOSPC)
+            ckpt.save(2, {"w": np.zeros(10)})
+            yield 2
+
+    running = training()
+    next(running)
+    with pytest.raises(ms.WriteError, match="step 2"):
+        running.close()
+
+
+@dataclasses.dataclass
+class Square:
+    side: int
+
+    @functools.cached_property
+    def area(self) -> int:
+        return self.side**2
+
+
+@dataclasses.dataclass
+class Empty:
+    pass
+
+
+def test_what_a_dataclass_computed_from_its_fields_is_computed_anew(tmp_path: Path) -> None:
+    with ms.Checkpointer(tmp_path) as ckpt:
+        ckpt.save(1, {"x": Square(5)})
+    template = Square(1)
+    assert template.area == 1  # and it is kept
+    with ms.Checkpointer(tmp_path) as ckpt:
+        restored = ckpt.restore({"x": template})
+        assert restored is not None
+        assert restored.state["x"].area == 25
+        with pytest.raises(ms.StateMismatch, match="fields"):
+            ckpt.restore({"x": Empty()})
+
+
+def test_two_classes_of_one_name_in_the_state_are_not_chosen_between(tmp_path: Path) -> None:
+    one, other = (collections.namedtuple("Point", "x y") for _ in range(2))
+    with ms.Checkpointer(tmp_path) as ckpt:
+        ckpt.save(1, {"seen": {one(1, 2)}})
+    with ms.Checkpointer(tmp_path) as ckpt:
+        with pytest.raises(ms.StateMismatch, match="Point"):
+            ckpt.restore({"seen": {one(0, 0), other(9, 9)}})
+        restored = ckpt.restore({"seen": {one(0, 0)}})
+        assert restored is not None
+        (point,) = restored.state["seen"]
+        assert type(point) is one

@@ -64,13 +64,18 @@ class Catalog:
         """Whether anything was ever saved here: what decides if a run may start at step 0."""
         return bool(self.marked or self.checkpoints or self.unusable)
 
-    def next_seq(self, restored: int | None) -> int:
-        """The ``seq`` of the next commit: above every manifest here, readable or not, and the one restored from."""
+    @property
+    def last_seq(self) -> int:
+        """A ``seq`` that no manifest here is above, be it readable or not."""
         readable = [info.seq for info in self.checkpoints]
         readable += [entry.info.seq for entry in self.unusable if entry.info is not None]
-        hidden = sum(entry.info is None for entry in self.unusable)
-        return max([*readable, restored or 0]) + hidden + 1
+        hidden = any(entry.info is None for entry in self.unusable)
+        return max(readable, default=0) + (_LEAP if hidden else 0)
 
+
+_LEAP = 1_000_000
+"""More saves than any run makes between two checkpoints that it keeps: so far ahead at most is a manifest
+that cannot be read for now, and must not be the newest when it can be read again."""
 
 _LOOKS = 5
 """Looks through a folder whose checkpoints are retired meanwhile, before that is said."""

@@ -130,14 +130,19 @@ def with_fields(example: Any, names: list[Any], values: list[Any]) -> Any:
     cls = type(example)
     builtin = next(base for base in cls.__mro__ if isinstance(vars(base).get("__new__"), types.BuiltinMethodType))
     result = builtin.__new__(cls)  # type: ignore[call-overload]
-    # What it holds beside its fields: in its dict, and in slots.
-    getattr(result, "__dict__", {}).update(getattr(example, "__dict__", {}))
+    # What it holds beside its fields: in its dict, and in slots; not what was computed from them and kept.
+    besides = {name: value for name, value in getattr(example, "__dict__", {}).items() if not _is_cached(cls, name)}
+    getattr(result, "__dict__", {}).update(besides)
     for slot in (s for base in cls.__mro__ for s in vars(base).values() if isinstance(s, types.MemberDescriptorType)):
         with contextlib.suppress(AttributeError):  # it is not set
             slot.__set__(result, slot.__get__(example, cls))
     for name, value in zip(names, values, strict=True):
         object.__setattr__(result, name, value)
     return result
+
+
+def _is_cached(cls: type, name: str) -> bool:
+    return any(isinstance(vars(base).get(name), functools.cached_property) for base in cls.__mro__)
 
 
 def likenesses(saved: Node, like: Any) -> list[Any]:

@@ -262,6 +262,8 @@ class Matcher:
         names = [f.name for f in dataclasses.fields(template)]
         if not isinstance(tree, Node) or tree.kind != "dataclass":
             return self._wrong(path, f"holds {_what(tree)}", type_name(template))
+        if not names and tree.keys:
+            return self._wrong(path, f"has the fields {tree.keys}", "none")
         content = {name: getattr(template, name, None) for name in names}
         fields = self._mapping(content, tree, path, in_place=False)
 

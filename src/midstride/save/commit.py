@@ -85,10 +85,8 @@ def _write_whole(storage: Storage, name: str, data: bytes) -> None:
 
 
 def withdraw(storage: Storage, folder: str) -> None:
-    """Make a checkpoint not exist, durably. Its bytes are still there; somebody may have removed it whole."""
-    _remove_if_there(storage, f"{folder}/{layout.MANIFEST}")  # gone already where an earlier try failed after it
-    with contextlib.suppress(NotFound):
-        storage.sync_folder(folder)
+    """Make a checkpoint not exist. Its bytes are still there; somebody may have removed it whole."""
+    _remove_if_there(storage, f"{folder}/{layout.MANIFEST}")
 
 
 def remove_step_folder(storage: Storage, folder: str) -> None:

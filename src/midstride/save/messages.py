@@ -22,6 +22,7 @@ from midstride.save.plan import Chunk, FilePlan
 class OpenRun:
     """Take the lock and look at the folder. Answered by ``Opened`` or ``Refused``."""
 
+    number: int
     restored: CheckpointInfo | None
     adopt: bool
     """Whether the caller may write beside checkpoints that are here already."""
@@ -104,11 +105,13 @@ class RunView:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
+    number: int
     view: RunView
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
+    number: int
     error: BaseException
 
 

@@ -11,7 +11,7 @@ from midstride.errors import ForeignRun, NewerFormat
 from midstride.format import layout
 from midstride.format.manifest import Manifest
 from midstride.info import CheckpointInfo
-from midstride.restore.catalog import Catalog, Known, info_of, lineage, read_manifest, scan
+from midstride.restore.catalog import Catalog, Known, check_sizes, info_of, lineage, read_manifest, scan
 from midstride.retention import Retention, to_retire
 from midstride.save import commit
 from midstride.save.messages import RunView
@@ -70,7 +70,8 @@ class RunFolder:
         self._head = self._restored if self._restored is not None else latest
         self._run = catalog.run or uuid.uuid4().hex
         self._checkpoints = catalog.checkpoints
-        self._last_seq = 0
+        # What is published from here on is ours, so this is looked up once.
+        self._last_seq = catalog.last_seq
         # Kept up from here on, whatever is retired.
         self._line = {info.seq for info in lineage(self._checkpoints, self._head)}
         damaged = [entry.info for entry in catalog.unusable if entry.info is not None]
@@ -92,13 +93,17 @@ class RunFolder:
         """The manifest of one of this folder's checkpoints."""
         return read_manifest(self._storage, info.name)
 
+    def check_files(self, info: CheckpointInfo, manifest: Manifest) -> None:
+        """Raise ``CorruptCheckpoint`` where a file of a checkpoint is not there or has another size."""
+        check_sizes(self._storage, info.name, manifest)
+
     def publish(self, folder: str, draft: Manifest, tree_json: str) -> CheckpointInfo:
         """Give the checkpoint in ``folder`` its place in the order and commit it."""
         catalog = scan(self._storage, self._known)
         manifest = Manifest(
             run=self._run,
             # Above any that was tried: that attempt's manifest may still be there, unreadable for a while.
-            seq=max(catalog.next_seq(self._restored), self._last_seq + 1),
+            seq=max(self._last_seq, self._restored or 0) + 1,
             parent=self._head,
             step=draft.step,
             attempt=draft.attempt,
@@ -116,7 +121,7 @@ class RunFolder:
         self._known[folder] = info
         self._checkpoints = [*(c for c in catalog.checkpoints if self._counts(c)), info]
         self._head = info.seq
-        self._line.add(info.seq)
+        self._line = self._line & {known.seq for known in self._known.values()} | {info.seq}
         return info
 
     def _counts(self, info: CheckpointInfo) -> bool:

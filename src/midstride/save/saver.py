@@ -104,6 +104,7 @@ class Saver:
         self._stall = StallWatch()
         self._free_places: deque[int] = deque()
         self._opening: RunView | BaseException | None = None
+        self._openings = 0
         self._jobs = 0
         self.view: RunView | None = None
         """The run as the writer last saw it; None until it was opened, and after a writer died."""
@@ -116,7 +117,8 @@ class Saver:
         self._engine.start()
         with self._lock:
             self._opening = None
-            self._engine.send(OpenRun(restored, adopt))
+            self._openings += 1
+            self._engine.send(OpenRun(self._openings, restored, adopt))
             wait_for(
                 self._changed,
                 lambda: self._opening is not None,
@@ -284,9 +286,9 @@ class Saver:
 
     def _on_reply(self, reply: Reply) -> None:
         match reply:
-            case Opened(view):
+            case Opened(number, view) if number == self._openings:  # not the late answer to one that was given up
                 self._answer(view)
-            case Refused(error):
+            case Refused(number, error) if number == self._openings:
                 self._answer(error)
             case Emptied():
                 self._emptied(reply)

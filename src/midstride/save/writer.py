@@ -119,7 +119,7 @@ class Writer:
     def _open(self, request: OpenRun) -> None:
         if self._run is not None:
             self._run.go_on_from(request.restored)
-            self._send(Opened(self._run.view))
+            self._send(Opened(request.number, self._run.view))
             return
 
         def take() -> RunFolder:
@@ -131,9 +131,9 @@ class Writer:
         try:
             self._run = with_retries(take, limits.RETRY_SECONDS, _may_pass, told)
         except Exception as error:
-            self._send(Refused(error))
+            self._send(Refused(request.number, error))
             return
-        self._send(Opened(self._run.view))
+        self._send(Opened(request.number, self._run.view))
 
     def _finish(self, attempt: _Attempt) -> None:
         job, run = attempt.job, self._run
@@ -209,6 +209,8 @@ class Writer:
                 f"step {info.step} is saved already in {info.name}, with other content. Nothing was written; "
                 "pass overwrite=True to replace it"
             )
+        # It is said to be saved, so at least its files must be there.
+        self._retrying(attempt.job, lambda: run.check_files(info, saved), limits.RETRY_SECONDS)
         self._retrying(attempt.job, run.mark, limits.RETRY_SECONDS)
         return Committed(attempt.job.number, info, run.view, fresh=False)
 
@@ -257,8 +259,8 @@ class _Attempt:
             self._guard(self._begin)
 
     def _begin(self) -> None:
+        self.has_folder = True  # though it fails: the answer alone may have been lost
         self._storage.make_folder(self.folder)
-        self.has_folder = True
         self._make_files(OPEN_FILES_AHEAD)
 
     def _make_files(self, count: int) -> None:

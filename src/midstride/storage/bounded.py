@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
@@ -28,7 +29,7 @@ class BoundedReads:
         self._storage = storage
         self.description = storage.description
         self._idle: list[_Helper] = []
-        self._hanging: dict[_Helper, str] = {}
+        self._hanging: dict[_Call[Any], str] = {}
 
     def list_folder(self, folder: str) -> list[Entry]:
         return self.within(lambda: self._storage.list_folder(folder), f"listing {folder or self.description}")
@@ -41,25 +42,24 @@ class BoundedReads:
         if isinstance(threading.current_thread(), SupervisedThread) or not room_for_threads():
             return action()
         for hanging, still in list(self._hanging.items()):
-            if hanging.is_alive():
+            if hanging.is_running():
                 raise Unavailable(f"{self.description} does not answer: {still} still hangs. Look at the mount")
             self._hanging.pop(hanging, None)
+        call: _Call[_T] = _Call(action, too_late)
         helper = self._helper()
         if helper is None:
             return action()  # unbounded is better than not at all
-        call: _Call[_T] = _Call(action, too_late)
         ended = False
         try:
-            helper.calls.put(call)
+            call.give_to(helper)
             ended = call.wait(limits.STORAGE_SECONDS)
         finally:
             if ended:
                 self._idle.append(helper)
             else:
                 helper.calls.put(None)
+                self._hanging[call] = what
         if not ended:
-            # In a forked child the helper is not alive: the child asks for itself.
-            self._hanging[helper] = what
             raise Unavailable(
                 f"{self.description} does not answer: {what} took more than {limits.STORAGE_SECONDS:g} s. "
                 "Look at the mount"
@@ -90,6 +90,7 @@ class _Helper(SupervisedThread):
         self._idle = idle
 
     def _work(self) -> None:
+        began = time.monotonic()
         while True:
             try:
                 call = self.calls.get(timeout=_IDLE_SECONDS)
@@ -97,10 +98,13 @@ class _Helper(SupervisedThread):
                 with contextlib.suppress(ValueError):  # not there: it was taken, and a call is coming
                     self._idle.remove(self)
                     return
+                if time.monotonic() - began > _ABANDONED_SECONDS:
+                    return  # who took it was interrupted before the call came
                 continue
             if call is None:
                 return
             call.run()
+            began = time.monotonic()
             del call  # what it holds, such as the caller's memory, may go while we wait
 
 
@@ -113,9 +117,18 @@ class _Call(Generic[_T]):
         self._action = action
         self._too_late = too_late
         self._given_up = False
+        self._helper: _Helper | None = None
         self._lock = threading.Lock()
         self._results: list[_T] = []
         self._error: BaseException | None = None
+
+    def give_to(self, helper: _Helper) -> None:
+        self._helper = helper
+        helper.calls.put(self)
+
+    def is_running(self) -> bool:
+        """Not so in a forked child, where its helper is none: the child asks for itself."""
+        return not self.ended and self._helper is not None and self._helper.is_alive()
 
     def run(self) -> None:
         try:
@@ -134,15 +147,20 @@ class _Call(Generic[_T]):
     def wait(self, seconds: float) -> bool:
         """Whether it ended in time. If not, its result is nobody's."""
         try:
-            self._told.get(timeout=seconds)
-            return True
-        except queue.Empty:
+            # Where this process was stopped for longer than that, the helper was too: it gets a moment.
+            for left in (seconds, _MOMENT_SECONDS):
+                with contextlib.suppress(queue.Empty):
+                    self._told.get(timeout=left)
+                    return True
             return not self._give_up()
         except BaseException:
             # Interrupted. What is read goes into the caller's memory, so a call that is not stuck may end first.
-            with contextlib.suppress(queue.Empty):
-                self._told.get(timeout=_INTERRUPTED_SECONDS)
-            self._give_up()
+            if not self.ended:
+                with contextlib.suppress(queue.Empty):
+                    self._told.get(timeout=_MOMENT_SECONDS)
+            if not self._give_up():
+                for result in self._results:
+                    self._too_late(result)
             raise
 
     def _give_up(self) -> bool:
@@ -159,7 +177,9 @@ class _Call(Generic[_T]):
 _IDLE_SECONDS = 1.0
 """A helper stays for the next call of the same look, and not for ever."""
 
-_INTERRUPTED_SECONDS = 1.0
+_ABANDONED_SECONDS = 60.0
+
+_MOMENT_SECONDS = 1.0
 
 
 def _close(file: ReadableFile) -> None:

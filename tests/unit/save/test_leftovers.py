@@ -239,3 +239,25 @@ def test_progress_counts_what_the_last_attempt_wrote(storage: FaultyStorage) -> 
         progress = pending.progress()
         assert progress.written_bytes == progress.total_bytes > 0
         assert seen == [0, 0]
+
+
+def test_a_folder_that_was_made_though_the_answer_was_lost_goes_at_once(tmp_path: Path, storage: FaultyStorage) -> None:
+    storage.fault = fault = Failing(lambda op: op.name == "make_folder", late=True, times=1)
+    with ms.Checkpointer(storage) as ckpt:
+        save_that_fails(ckpt, 1)
+        assert fault.failed
+        assert folders(tmp_path) == set()
+
+
+def test_a_retirement_syncs_its_folder_once(tmp_path: Path, storage: FaultyStorage) -> None:
+    with ms.Checkpointer(storage, keep=1) as ckpt:
+        old = ckpt.save(1, state(1)).result()
+        storage.fault = fault = Failing(lambda op: False)
+        ckpt.save(2, state(2)).result()
+        ckpt.wait()
+    of_old = [name for name, target in fault.seen if target.startswith(old.name)]
+    assert of_old.count("sync_folder") == 1
+    data = [number for number, (name, target) in enumerate(fault.seen)
+            if name == "remove_file" and target.startswith(old.name) and not target.endswith(MANIFEST)]  # fmt: skip
+    assert fault.seen.index(("remove_file", old.name + MANIFEST)) < fault.seen.index(("sync_folder", old.name))
+    assert fault.seen.index(("sync_folder", old.name)) < min(data)

@@ -8,7 +8,7 @@ import numpy as np
 
 import midstride as ms
 from midstride.format import layout
-from midstride.save.commit import withdraw
+from midstride.save.commit import sweep, withdraw
 from midstride.testing import VolatileStorage
 
 
@@ -35,6 +35,7 @@ def test_what_is_withdrawn_does_not_come_back() -> None:
         ckpt.save(1, state(1)).result()
         newest = ckpt.save(2, state(2)).result()
     withdraw(storage, newest.name)
+    assert sweep(storage, [newest.name]) == []
     for image in storage.crashes():
         assert [info.step for info in ms.open(image).checkpoints()] == [1]
     withdraw(storage, newest.name)  # again, after an earlier try that failed half-way

@@ -11,7 +11,8 @@ import pytest
 import midstride as ms
 from midstride import limits
 from midstride.format import layout
-from midstride.testing import FaultyStorage, Operation, fail_at
+from midstride.storage.system_errors import storage_error
+from midstride.testing import FaultyStorage, Gate, Operation, fail_at
 from midstride.testing.faulty import Fault
 
 
@@ -123,3 +124,59 @@ def test_a_writer_that_dies_while_the_folder_is_opened(
             ckpt.save(1, state(1))
         assert isinstance(caught.value.__cause__, SystemExit)
         assert ckpt.save(1, state(1)).result().step == 1
+
+
+def test_the_late_answer_to_an_opening_that_was_given_up_is_not_the_next_ones(
+    storage: FaultyStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ms.Checkpointer(storage) as ckpt:
+        ckpt.save(1, state(1)).result()
+    gate = Gate(lambda op: op.name == "lock")
+    storage.fault = gate
+    with ms.Checkpointer(storage) as ckpt:
+        monkeypatch.setattr(limits, "STORAGE_SECONDS", 0.2)
+        with pytest.raises(ms.Deadline):
+            ckpt.save(2, state(2))
+        monkeypatch.setattr(limits, "STORAGE_SECONDS", 60.0)
+        assert ckpt.restore() is not None
+        gate.open()  # now the first is answered, by a refusal: nothing had been restored when it was asked
+        assert ckpt.save(2, state(2)).result().step == 2
+
+
+def test_what_the_writer_remembers_does_not_grow_with_the_saves(storage: FaultyStorage) -> None:
+    with ms.Checkpointer(storage, keep=2) as ckpt:
+        for step in range(30):
+            ckpt.save(step, state(step)).result()
+        ckpt.wait()
+        view = ckpt._saver.view
+        assert view is not None
+        assert len(view.line) <= 3
+        assert {info.seq for info in view.checkpoints} <= view.line
+
+
+def test_a_snapshot_that_is_gone_from_the_staging_memory_is_not_written_again(
+    storage: FaultyStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A budget smaller than the state: when the last file fails, the first chunks were overwritten already."""
+    monkeypatch.setattr(limits, "RETRY_SECONDS", (0.0,))
+    large = {"w": np.arange(500_000, dtype=np.float64)}
+    with ms.Checkpointer(storage, staging_bytes=256 * 1024) as ckpt:
+        ckpt.save(1, large).result()
+        storage.fault = FailingOnce("sync")
+        with pytest.raises(ms.SaveError):
+            ckpt.save(2, {"w": large["w"] + 1}).result()
+        assert ckpt.statistics().saves_retried == 0
+        assert [info.step for info in ckpt.checkpoints()] == [1]
+        ckpt.save(3, large).result()
+
+
+class FailingOnce(Fault):
+    """The first operation of a kind fails, as on a storage that is unavailable for a moment."""
+
+    def __init__(self, name: str) -> None:
+        self._name: str | None = name
+
+    def before(self, operation: Operation) -> None:
+        if operation.name == self._name:
+            self._name = None
+            raise storage_error(OSError(errno.EIO, "made up"), operation.name, operation.target)
