@@ -49,7 +49,7 @@ class Checkpointer:
         keep: int | Retention | None = None,
         busy: Literal["skip", "wait"] = "skip",
         staging_bytes: int | None = None,
-        engine: Literal["thread"] = "thread",
+        engine: Literal["process", "thread"] | None = None,
         snapshot: Literal["copy"] = "copy",
         listeners: Iterable[Listener] = (),
         existing: Literal["error", "continue"] = "error",
@@ -63,7 +63,10 @@ class Checkpointer:
         keep: which checkpoints stay: a number of newest ones, or rules joined by ``|``. None keeps all.
         busy: what ``step()`` does when a save is due while one is in flight: put it off, or wait.
         staging_bytes: memory for snapshots. Default: as much as one takes, at most half of what is available.
-        engine, snapshot: where the writer runs and how state is captured; one choice each for now.
+        engine: where the writer runs: in a process of its own ("process", the default on Linux), which finishes a
+            save though this process dies, or on a thread ("thread", the default elsewhere, in notebooks, and
+            where ``path`` or ``keep`` is code of yours that another process does not have).
+        snapshot: how state is captured; one choice for now.
         listeners: told of every save.
         existing: whether a folder with checkpoints that were not restored is an error or is written beside.
         fallback: whether ``restore()`` passes over a bad checkpoint for the one before.
@@ -71,7 +74,8 @@ class Checkpointer:
             fails when its storage stayed unavailable over several attempts, or at once when it cannot succeed.
         """
         _choice("busy", busy, ("skip", "wait"))
-        _choice("engine", engine, ("thread",))
+        if engine is not None:
+            _choice("engine", engine, ("process", "thread"))
         _choice("snapshot", snapshot, ("copy",))
         _choice("existing", existing, ("error", "continue"))
         _whole("max_failures", max_failures, 0)
@@ -88,6 +92,7 @@ class Checkpointer:
             self._storage,
             describe_owner(),
             staging_bytes=staging_bytes,
+            engine=engine,
             retention=retention,
             recorder=self._recorder,
             on_end=self._on_end,

@@ -39,3 +39,13 @@ OPEN_FILES_AHEAD = 16
 """Data files made, and so their space reserved, before the first byte is written."""
 READ_THREADS = 4
 """Reads in flight on a restore: enough to keep a disk busy while digests are computed."""
+
+
+def as_they_are() -> dict[str, object]:
+    """All limits by name: a writer process has the same as its trainer."""
+    return {name: value for name, value in globals().items() if name.isupper()}
+
+
+def set_to(values: dict[str, object]) -> None:
+    """Take over what ``as_they_are()`` gave in another process."""
+    globals().update(values)

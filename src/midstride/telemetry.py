@@ -16,6 +16,8 @@ class Statistics:
     saves_failed: int = 0
     saves_retried: int = 0
     """Attempts that were given up because the storage was unavailable, and made again from the staged snapshot."""
+    writer_restarts: int = 0
+    """Writer processes that died in the middle of a save, which another one finished."""
     saves_unchanged: int = 0
     """Saves of a step that was saved already with equal content: nothing was written."""
     saves_skipped: int = 0
@@ -35,6 +37,8 @@ class Statistics:
     last_commit_age_seconds: float | None = None
     """Since the last commit of this process; None before the first."""
     last_error: str | None = None
+    engine: str | None = None
+    """Where the writer runs: "process" or "thread"; None before the first save."""
     snapshot: str = "copy"
     """How state is captured."""
 

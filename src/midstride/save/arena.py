@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from midstride.forks import let_go_in_children
 from midstride.limits import CHUNK_BYTES, PAGE_BYTES
 
 _MADV_POPULATE_WRITE = 23  # Linux 5.14; not among mmap's constants
@@ -23,7 +24,7 @@ _POPULATE_STEP_BYTES = 64 * 2**20  # between two looks at whether the arena was 
 
 
 class Arena:
-    """``nbytes`` of page-aligned memory that a writer in another process could share.
+    """``nbytes`` of page-aligned memory that a writer in another process can share.
 
     A forked child does not have it (``MADV_DONTFORK``): it could only corrupt a save or cost
     copies of pages.
@@ -31,8 +32,9 @@ class Arena:
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = max(PAGE_BYTES, -(-nbytes // PAGE_BYTES) * PAGE_BYTES)
-        self._map = _shared_memory(self.nbytes)
+        self._map, self.descriptor = _shared_memory(self.nbytes)
         self.bytes = np.frombuffer(self._map, np.uint8)
+        let_go_in_children(self)
         self._closed = threading.Event()
         self._prefault: threading.Thread | None = None
 
@@ -53,6 +55,7 @@ class Arena:
         if self._prefault is not None:
             self._prefault.join()
         self.bytes = np.empty(0, np.uint8)
+        self.leave_to_parent()
         try:
             self._map.close()
         except BufferError:
@@ -62,20 +65,28 @@ class Arena:
                 with contextlib.suppress(OSError):
                     self._map.madvise(mmap.MADV_REMOVE)
 
+    def leave_to_parent(self) -> None:
+        if self.descriptor is not None:
+            os.close(self.descriptor)
+            self.descriptor = None
 
-def _shared_memory(nbytes: int) -> mmap.mmap:
+
+def _shared_memory(nbytes: int) -> tuple[mmap.mmap, int | None]:
+    """The memory, and the descriptor by which another process can map it, where there is such a thing."""
+    descriptor = None
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("midstride-arena")
         try:
             os.ftruncate(descriptor, nbytes)
             region = mmap.mmap(descriptor, nbytes)
-        finally:
+        except BaseException:
             os.close(descriptor)
+            raise
     else:
         region = mmap.mmap(-1, nbytes)
     if hasattr(mmap, "MADV_DONTFORK"):
         region.madvise(mmap.MADV_DONTFORK)
-    return region
+    return region, descriptor
 
 
 def _populate(address: int, nbytes: int, closed: threading.Event) -> None:

@@ -1,19 +1,30 @@
 """What the trainer and the writer say to each other: small records of plain data.
 
-They cross a queue today; nothing in them depends on sharing a process except ``Job.memory``.
+They cross a queue, or a socket to another process, where ``Job.plan`` and ``Job.memory`` go once each
+and are then known.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from midstride.info import CheckpointInfo
 from midstride.retention import Retention
-from midstride.save.plan import Chunk, FilePlan
+from midstride.save.plan import Plan
+from midstride.storage.base import Storage
+
+
+class Memory(Protocol):
+    """The staging memory."""
+
+    bytes: np.ndarray
+    descriptor: int | None
+    """By which another process can map it."""
+
 
 # From the trainer to the writer.
 
@@ -34,18 +45,19 @@ class Job:
 
     number: int
     step: int
-    files: tuple[FilePlan, ...]
-    chunks: tuple[Chunk, ...]
-    arrays: tuple[tuple[str, tuple[int, ...], str], ...]
-    """dtype, shape and library of each array."""
+    plan: Plan
     tree_json: str
     metrics: Mapping[str, Any]
     versions: Mapping[str, str]
-    memory: np.ndarray
-    """The arena's bytes."""
+    memory: Memory
     retention: Retention | None
+    newest: int = 0
+    """``seq`` of the newest checkpoint when the job was made. A later one of the same step was published by a
+    writer that died before it could say so."""
     compare_with: CheckpointInfo | None = None
     """Write nothing: only tell whether the content equals this checkpoint's."""
+    adopts: bool = False
+    """Whether the comparison is the writer's own, with what a writer before it published for this job."""
     replaces: CheckpointInfo | None = None
     """Retire this one, whatever the retention says, once the new one is committed."""
     bad: frozenset[int] = frozenset()
@@ -54,7 +66,7 @@ class Job:
     @property
     def staged_whole(self) -> bool:
         """Whether every chunk keeps a place of its own in the arena until the save has ended."""
-        return all(chunk.place + chunk.nbytes <= self.memory.size for chunk in self.chunks[-1:])
+        return self.plan.arena_bytes <= self.memory.bytes.size
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +98,34 @@ class Stop:
 
 
 Request = OpenRun | Job | Staged | Seal | Abort | Stop
+
+
+# To a writer process, besides.
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """The first of all: what to write to, and for whom."""
+
+    storage: Storage
+    owner: str
+    trainer: int
+    """Its process id."""
+    limits: dict[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class NewPlan:
+    """The plan of the jobs that follow, which come without."""
+
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True)
+class NewMemory:
+    """The staging memory of the jobs that follow, by the descriptor that comes with this."""
+
+    nbytes: int
 
 
 # From the writer to the trainer.
@@ -167,10 +207,47 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
+class Logged:
+    """A line for the trainer's log."""
+
+    level: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Alive:
+    """The writer process runs, whatever its disk does."""
+
+
+# From what watches the writer.
+
+
+@dataclass(frozen=True, slots=True)
+class Restarted:
+    """The writer died, and another one does the job from the beginning."""
+
+    job: int
+    error: BaseException
+
+
+@dataclass(frozen=True, slots=True)
 class Stopped:
-    """The writer ended. ``error`` is set if it did not mean to."""
+    """The writer ended. ``error`` is set if something is lost by that."""
 
     error: BaseException | None
 
 
-Reply = Opened | Refused | Emptied | Working | Retrying | Committed | Retired | Failed | Stopped
+Reply = (
+    Opened
+    | Refused
+    | Emptied
+    | Working
+    | Retrying
+    | Committed
+    | Retired
+    | Failed
+    | Logged
+    | Alive
+    | Restarted
+    | Stopped
+)

@@ -56,7 +56,6 @@ class Chunk:
 class Plan:
     """Where everything goes."""
 
-    signature: tuple[Any, ...]
     arrays: tuple[tuple[str, tuple[int, ...], str], ...]
     """dtype, shape and library of each array."""
     files: tuple[FilePlan, ...]
@@ -71,6 +70,7 @@ class Planner:
     """Makes plans, and keeps the last one for as long as the structure stays the same."""
 
     def __init__(self) -> None:
+        self._signature: tuple[Any, ...] = ()
         self._last: Plan | None = None
 
     def plan(self, leaves: Sequence[ArrayLeaf], chunk_bytes: int) -> Plan:
@@ -78,12 +78,13 @@ class Planner:
         signature = (chunk_bytes, *[(leaf.path, leaf.dtype, leaf.shape, leaf.adapter.lib) for leaf in leaves])
         # 1, 1.0 and True are equal as keys but not the same key, so types count too.
         types = tuple(type(key) for leaf in leaves for key in leaf.path)
-        if self._last is None or self._last.signature != (signature, types):
+        if self._last is None or self._signature != (signature, types):
             files = tuple(_plan_files(leaves))
             chunks, arena_bytes = _cut(files, chunk_bytes)
             total = sum(file.size for file in files)
             arrays = tuple((leaf.dtype, leaf.shape, leaf.adapter.lib) for leaf in leaves)
-            self._last = Plan((signature, types), arrays, files, chunks, total, arena_bytes)
+            self._last = Plan(arrays, files, chunks, total, arena_bytes)
+            self._signature = (signature, types)
         return self._last
 
 

@@ -12,7 +12,7 @@ import traceback
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from midstride.info import CheckpointInfo
 from midstride.retention import Retention
 from midstride.save.arena import Arena, budget_bytes, chunk_bytes
 from midstride.save.capture import Captured
-from midstride.save.engine import ThreadEngine
+from midstride.save.engine import Engine, ThreadEngine, make_engine
 from midstride.save.messages import (
     Abort,
     Committed,
@@ -33,6 +33,7 @@ from midstride.save.messages import (
     OpenRun,
     Refused,
     Reply,
+    Restarted,
     Retired,
     Retrying,
     RunView,
@@ -86,11 +87,14 @@ class Saver:
         owner: str,
         *,
         staging_bytes: int | None,
+        engine: Literal["process", "thread"] | None = None,
         retention: Retention | None,
         recorder: Recorder,
         on_end: Outcome,
     ) -> None:
-        self._engine = ThreadEngine(storage, owner, self._on_reply)
+        self._engine: Engine = make_engine(engine, storage, owner, retention, self._on_reply)
+        # Where the caller left the choice to us, a thread does what no process can be had for.
+        self._spare = ThreadEngine(storage, owner, self._on_reply) if engine is None else None
         self._budget = budget_bytes(staging_bytes)
         self._retention = retention
         self._recorder = recorder
@@ -114,6 +118,21 @@ class Saver:
 
     def open_run(self, restored: CheckpointInfo | None, *, adopt: bool) -> RunView:
         """Start the writer and take the folder. Raises what ``RunFolder`` raises."""
+        try:
+            view = self._open(restored, adopt=adopt)
+        except WriterDied as error:
+            if self._spare is None:
+                raise
+            _log.warning("%s. The writer runs on a thread from here on", error)
+            self._engine.stop(0.1)
+            self._engine = self._spare
+            view = self._open(restored, adopt=adopt)
+        self._spare = None
+        self._recorder.set(engine=self._engine.name)
+        self.view = view
+        return view
+
+    def _open(self, restored: CheckpointInfo | None, *, adopt: bool) -> RunView:
         self._engine.start()
         with self._lock:
             self._opening = None
@@ -131,7 +150,6 @@ class Saver:
             self._engine.stop(limits.WRITER_SECONDS)
             raise answer
         assert answer is not None
-        self.view = answer
         return answer
 
     # Saving.
@@ -171,14 +189,13 @@ class Saver:
         job = Job(
             number=self._jobs,
             step=step,
-            files=plan.files,
-            chunks=plan.chunks,
-            arrays=plan.arrays,
+            plan=plan,
             tree_json=captured.tree_json,
             metrics=metrics,
             versions=library_versions(),
-            memory=arena.bytes,
+            memory=arena,
             retention=self._retention,
+            newest=max((info.seq for info in self.view.checkpoints), default=0) if self.view is not None else 0,
             compare_with=compare_with,
             replaces=replaces,
             bad=bad,
@@ -189,6 +206,7 @@ class Saver:
             self._engine.send(job)
             self._stage(plan, captured, job.number, pending)
             self._engine.send(Seal(job.number))
+            self._engine.hand_over()
         except BaseException as error:
             pending._reported = True  # by this very exception
             self._engine.send(Abort(job.number))
@@ -297,6 +315,9 @@ class Saver:
             case Retrying():
                 self._recorder.add(saves_retried=1)
                 self._written_again(reply)
+            case Restarted():
+                self._recorder.add(writer_restarts=1)
+                self._written_again(reply)
             case Committed() | Failed():
                 self._ended(reply)
             case Retired():
@@ -322,7 +343,7 @@ class Saver:
                 self._in_flight.pending._beat()
                 self._changed.notify_all()
 
-    def _written_again(self, reply: Retrying) -> None:
+    def _written_again(self, reply: Retrying | Restarted) -> None:
         with self._lock:
             if self._in_flight is not None and self._in_flight.number == reply.job:
                 self._in_flight.pending._write_again()

@@ -11,6 +11,7 @@ import json
 import logging
 import secrets
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 import xxhash
@@ -91,10 +92,10 @@ class Writer:
             case OpenRun():
                 self._open(request)
             case Job():
-                self._attempt = self._begin(request)
+                self._attempt = self._begin(self._adopting(request))
             case Staged() if attempt := self._current(request.job):
                 attempt.take(request)
-                self._send(Emptied(request.job, request.place, attempt.job.chunks[request.chunk].nbytes))
+                self._send(Emptied(request.job, request.place, attempt.job.plan.chunks[request.chunk].nbytes))
             case Abort():
                 if attempt := self._current(request.job):
                     self._attempt = None
@@ -104,6 +105,13 @@ class Writer:
             case Seal() if attempt := self._current(request.job):
                 self._attempt = None
                 self._finish(attempt)
+
+    def _adopting(self, job: Job) -> Job:
+        """The job, as a comparison where a writer before us published the very checkpoint, and died."""
+        if self._run is None or job.compare_with is not None:
+            return job
+        published = [info for info in self._run.view.checkpoints if info.step == job.step and info.seq > job.newest]
+        return replace(job, compare_with=published[-1], adopts=True) if published else job
 
     def _begin(self, job: Job) -> _Attempt:
         return _Attempt(job, self._storage, self._disk, lambda: self._send(Working(job.number)))
@@ -186,7 +194,7 @@ class Writer:
     def _take_again(self, job: Job) -> _Attempt:
         # A new folder and new files: after a failed sync nothing is known of what the old ones hold.
         attempt = self._begin(job)
-        for number, chunk in enumerate(job.chunks):
+        for number, chunk in enumerate(job.plan.chunks):
             attempt.take(Staged(job.number, number, chunk.place))
             self._send(Emptied(job.number, chunk.place, chunk.nbytes))
         return attempt
@@ -212,7 +220,7 @@ class Writer:
         # It is said to be saved, so at least its files must be there.
         self._retrying(attempt.job, lambda: run.check_files(info, saved), limits.RETRY_SECONDS)
         self._retrying(attempt.job, run.mark, limits.RETRY_SECONDS)
-        return Committed(attempt.job.number, info, run.view, fresh=False)
+        return Committed(attempt.job.number, info, run.view, fresh=attempt.job.adopts)
 
 
 def _commit(run: RunFolder, attempt: _Attempt, draft: Manifest) -> CheckpointInfo:
@@ -248,7 +256,7 @@ class _Attempt:
         self._storage = storage
         self._disk = disk
         self._alive = alive
-        self._digester = Digester(job.files)
+        self._digester = Digester(job.plan.files)
         self._failure: Exception | None = None
         self._files: dict[int, WritableFile] = {}
         self._made = 0
@@ -266,8 +274,8 @@ class _Attempt:
     def _make_files(self, count: int) -> None:
         # Ahead of the first write, so that a full disk is found before time is spent; not all of
         # very many, since each is a descriptor.
-        for number in range(self._made, min(count, len(self.job.files))):
-            file = self.job.files[number]
+        for number in range(self._made, min(count, len(self.job.plan.files))):
+            file = self.job.plan.files[number]
             self._files[number] = self._storage.create_file(f"{self.folder}/{file.name}", file.size)
             self._made = number + 1
 
@@ -276,8 +284,8 @@ class _Attempt:
         self._guard(lambda: self._take(staged))
 
     def _take(self, staged: Staged) -> None:
-        chunk = self.job.chunks[staged.chunk]
-        data = self.job.memory[staged.place : staged.place + chunk.nbytes]
+        chunk = self.job.plan.chunks[staged.chunk]
+        data = self.job.memory.bytes[staged.place : staged.place + chunk.nbytes]
         if self.job.compare_with is not None:
             self._digester.update(chunk, data)
             return
@@ -289,7 +297,7 @@ class _Attempt:
             self._digester.update(chunk, data)
         finally:
             written()
-        if chunk.offset + chunk.nbytes == self.job.files[chunk.file].size:
+        if chunk.offset + chunk.nbytes == self.job.plan.files[chunk.file].size:
             self._finish_files(before=chunk.file - OPEN_FILES_AHEAD)
 
     def _finish_files(self, before: int) -> None:
@@ -301,25 +309,26 @@ class _Attempt:
     def write_out(self) -> Manifest:
         """Sync what was written and describe it. Raises what failed on the way."""
         self.raise_failure()
-        self._make_files(len(self.job.files))
-        self._finish_files(before=len(self.job.files))
+        files = self.job.plan.files
+        self._make_files(len(files))
+        self._finish_files(before=len(files))
         return Manifest(
             run="", seq=0, parent=None, step=self.job.step, attempt=self._attempt, created="",
             versions=self.job.versions, world=1, metrics=self.job.metrics, tree=None,
             arrays=self._arrays(), files=tuple(
-                FileRecord(f.name, f.size, len(f.head), xxhash.xxh3_128_hexdigest(f.head)) for f in self.job.files
+                FileRecord(f.name, f.size, len(f.head), xxhash.xxh3_128_hexdigest(f.head)) for f in files
             ),
         )  # fmt: skip
 
     def _arrays(self) -> tuple[ArrayRecord, ...]:
         records: dict[int, ArrayRecord] = {}
-        for number, file in enumerate(self.job.files):
+        for number, file in enumerate(self.job.plan.files):
             for position, slot in enumerate(file.slots):
-                dtype, shape, lib = self.job.arrays[slot.leaf]
+                dtype, shape, lib = self.job.plan.arrays[slot.leaf]
                 digest, blocks = self._digester.of_slot(number, position)
                 whole = Slice(number, slot.key, (0,) * len(shape), shape, slot.begin, slot.end, digest, blocks)
                 records[slot.leaf] = ArrayRecord(dtype, shape, lib, (whole,))
-        return tuple(records[leaf] for leaf in range(len(self.job.arrays)))
+        return tuple(records[leaf] for leaf in range(len(self.job.plan.arrays)))
 
     def array_digests(self) -> list[tuple[tuple[str, tuple[int, ...], str], str]]:
         """Each array's description and digest, in order."""

@@ -30,6 +30,8 @@ class LocalStorage:
     """
 
     block_bytes = PAGE_BYTES
+    shared = True
+    """A pickled copy in another process of this machine is the same storage."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         # Absolute once: a training script that changes its folder later must not take the run along.
@@ -37,6 +39,11 @@ class LocalStorage:
         if "\0" in self._root:
             raise ValueError(f"{path!r} has a NUL in it")
         self.description = printable(self._root)
+
+    @property
+    def root(self) -> str:
+        """The folder's absolute path."""
+        return self._root
 
     def make_root(self) -> None:
         missing = []

@@ -11,18 +11,17 @@ import secrets
 import socket
 import threading
 import time
-import weakref
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from midstride.errors import Busy, StorageError
+from midstride.forks import let_go_in_children
 from midstride.limits import HEARTBEAT_SECONDS, LOCK_SECONDS
 from midstride.storage.system_errors import printable, told
 
 _log = logging.getLogger("midstride")
-_held: weakref.WeakSet[FlockLock] = weakref.WeakSet()
 _warned: set[str] = set()
 """Lock files without flock that were warned of."""
 
@@ -69,7 +68,7 @@ class FlockLock:
         self._path = path
         self._descriptor = descriptor
         _write_content(descriptor, f"{owner}\n")
-        _held.add(self)
+        let_go_in_children(self)  # which would hold the lock after our death
 
     def check(self) -> None:
         """Raise ``Busy`` if the lock's file was replaced: another run may hold the new one."""
@@ -86,15 +85,7 @@ class FlockLock:
             os.close(self._descriptor)
             self._descriptor = -1
 
-
-def _leave_to_parent() -> None:
-    # A child that kept the descriptor would hold the lock after its parent's death.
-    for lock in list(_held):
-        lock.release()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_leave_to_parent)
+    leave_to_parent = release
 
 
 class HeartbeatLock:
@@ -230,7 +221,8 @@ def _who(path: str) -> str:
     # Containers share the boot and have pids of their own: both must fit before a pid means anything here.
     if boot != _boot_id() or host != socket.gethostname():
         return f"pid {pid} on host {host}{since}"
-    if pid == os.getpid() and started == _start_time(pid):
+    # A writer in a process of its own asks for its trainer.
+    if pid in (os.getpid(), os.getppid()) and started == _start_time(pid):
         return f"this very process (pid {pid}), through another Checkpointer{since}"
     state = "alive" if _is_alive(pid, started) else "dead: something it started holds the lock"
     return f"pid {pid} on this host ({host}){since}, which is {state}"
