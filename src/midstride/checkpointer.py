@@ -14,6 +14,7 @@ from typing import Any, Literal, Self
 from midstride import exit_guard, limits
 from midstride.errors import RestoreError, SaveError, StagingError, StepExists
 from midstride.failures import Failures
+from midstride.format import layout
 from midstride.info import CheckpointInfo
 from midstride.listeners import Listener, Listeners, RunBegan, RunEnded, SaveBegan, SaveCommitted, SaveFailed
 from midstride.reader import latest_of, usable_of
@@ -23,6 +24,7 @@ from midstride.retention import Retention, as_retention, best_of
 from midstride.save.capture import capture, collection_paused, encode_metrics, exact_step
 from midstride.save.messages import Committed, Failed
 from midstride.save.pending import PendingSave
+from midstride.save.predecessor import Patience
 from midstride.save.saver import Saver
 from midstride.storage import Storage, open_storage
 from midstride.storage.bounded import BoundedReads
@@ -338,6 +340,7 @@ class Checkpointer:
             self._may_wait("restore()")
             if not self._closed:
                 self._saver.wait_idle(None)
+                self._wait_for_predecessor()
         options = loading.Options(only, rename or {}, cast, strict, on_touch=lambda: self._torn.append(only))
         wanted = exact_step(step) if step is not None else None
         restored = loading.restore(self._reads, state, wanted, options, fallback=self._fallback)
@@ -348,6 +351,17 @@ class Checkpointer:
         if restored is not None:
             self._resume_from(restored)
         return restored
+
+    def _wait_for_predecessor(self) -> None:
+        """What a run that died a moment ago had staged is being committed: it is the one to go on from."""
+        left_at = getattr(self._storage, "left_at", None)
+        patience = Patience(self._storage.description)
+        while left_at is not None and self._saver.view is None:
+            sign = self._reads.within(
+                lambda: left_at(layout.LOCK), f"looking at the lock of {self._storage.description}"
+            )
+            if sign is None or not patience.wait(sign):
+                break
 
     def _resume_from(self, restored: Restored) -> None:
         self._restored = restored.info

@@ -115,7 +115,10 @@ class PermissionDenied(StorageError):
 
 
 class Busy(StorageError):
-    """Another live run holds the folder; the message says who."""
+    """Another run holds the folder; the message says who."""
+
+    left_at: str | None = None
+    """Set where what holds it was left by a dead run, and will end; it changes while that makes progress."""
 
 
 class Unavailable(StorageError):

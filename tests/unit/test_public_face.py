@@ -23,7 +23,7 @@ def test_names_are_sorted_distinct_and_there() -> None:
 def test_signatures_that_users_rely_on() -> None:
     parameters = inspect.signature(ms.Checkpointer).parameters
     defaults = {
-        "every": None, "keep": None, "busy": "skip", "staging_bytes": None, "engine": "thread", "snapshot": "copy",
+        "every": None, "keep": None, "busy": "skip", "staging_bytes": None, "engine": None, "snapshot": "copy",
         "listeners": (), "existing": "error", "fallback": True, "max_failures": 0,
     }  # fmt: skip
     assert list(parameters) == ["path", *defaults]
@@ -64,7 +64,7 @@ def test_the_writer_loads_no_framework() -> None:
     ("argument", "value", "error"),
     [
         ("busy", "queue", ValueError),
-        ("engine", "process", ValueError),
+        ("engine", "fibre", ValueError),
         ("snapshot", "auto", ValueError),
         ("existing", "overwrite", ValueError),
         ("max_failures", -1, ValueError),

@@ -19,6 +19,8 @@ import numpy as np
 from midstride.forks import let_go_in_children
 from midstride.limits import CHUNK_BYTES, PAGE_BYTES
 
+_NAME = "midstride-arena"
+_MEMFD = f"/memfd:{_NAME}"
 _MADV_POPULATE_WRITE = 23  # Linux 5.14; not among mmap's constants
 _POPULATE_STEP_BYTES = 64 * 2**20  # between two looks at whether the arena was closed
 
@@ -55,7 +57,9 @@ class Arena:
         if self._prefault is not None:
             self._prefault.join()
         self.bytes = np.empty(0, np.uint8)
-        self.leave_to_parent()
+        if self.descriptor is not None:
+            os.close(self.descriptor)
+            self.descriptor = None
         try:
             self._map.close()
         except BufferError:
@@ -66,16 +70,22 @@ class Arena:
                     self._map.madvise(mmap.MADV_REMOVE)
 
     def leave_to_parent(self) -> None:
-        if self.descriptor is not None:
-            os.close(self.descriptor)
-            self.descriptor = None
+        if self.descriptor is None:
+            return
+        # The map has a copy of the descriptor that it will close by its number, so that is put to another use.
+        ours = os.fstat(self.descriptor).st_ino
+        with open(os.devnull, "rb") as nothing:
+            for name in os.listdir("/proc/self/fd"):
+                with contextlib.suppress(OSError):
+                    if os.readlink(f"/proc/self/fd/{name}").startswith(_MEMFD) and os.fstat(int(name)).st_ino == ours:
+                        os.dup2(nothing.fileno(), int(name), inheritable=False)
 
 
 def _shared_memory(nbytes: int) -> tuple[mmap.mmap, int | None]:
     """The memory, and the descriptor by which another process can map it, where there is such a thing."""
     descriptor = None
     if hasattr(os, "memfd_create"):
-        descriptor = os.memfd_create("midstride-arena")
+        descriptor = os.memfd_create(_NAME)
         try:
             os.ftruncate(descriptor, nbytes)
             region = mmap.mmap(descriptor, nbytes)

@@ -73,7 +73,7 @@ def _no_process_here() -> str | None:
 
 
 def _not_for_a_process(storage: Storage, retention: Retention | None) -> str | None:
-    if not getattr(storage, "shared", False):
+    if not vars(type(storage)).get("shared", False):  # not inherited: a subclass may be code of the script's own
         return (
             f"another process cannot open this storage ({type(storage).__name__}); "
             "one that can be pickled, and is the same storage then, says so by an attribute shared = True"

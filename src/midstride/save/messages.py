@@ -169,6 +169,7 @@ class Working:
     """Something that moves no bytes was done: a file was synced, the manifest published, a checkpoint deleted."""
 
     job: int
+    """0 while the folder is opened."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Callable
 from datetime import UTC, datetime
 
-from midstride.errors import ForeignRun, NewerFormat
+from midstride.errors import Busy, ForeignRun, NewerFormat
 from midstride.format import layout
 from midstride.format.manifest import Manifest
 from midstride.info import CheckpointInfo
@@ -15,16 +15,37 @@ from midstride.restore.catalog import Catalog, Known, check_sizes, info_of, line
 from midstride.retention import Retention, to_retire
 from midstride.save import commit
 from midstride.save.messages import RunView
-from midstride.storage.base import Storage
+from midstride.save.predecessor import Patience
+from midstride.storage.base import Lock, Storage
 
 _log = logging.getLogger("midstride")
+
+
+def _take_lock(storage: Storage, owner: str, alive: Callable[[], None]) -> Lock:
+    """The lock at once, or when the writer of a run that died has finished what that had staged."""
+    patience = Patience(storage.description)
+    while True:
+        try:
+            return storage.lock(layout.LOCK, owner)
+        except Busy as busy:
+            if busy.left_at is None or not patience.wait(busy.left_at):
+                raise
+        alive()
 
 
 class RunFolder:
     """The one that may write in the folder. Everything here happens under the lock."""
 
-    def __init__(self, storage: Storage, owner: str, *, restored: CheckpointInfo | None, adopt: bool) -> None:
-        """Take the lock and look around.
+    def __init__(
+        self,
+        storage: Storage,
+        owner: str,
+        *,
+        restored: CheckpointInfo | None,
+        adopt: bool,
+        alive: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Take the lock and look around. ``alive`` is called now and then while the writer of a dead run is waited for.
 
         Raises ``Busy`` where another run holds the folder, ``ForeignRun`` where it has checkpoints
         that the caller neither restored nor said to continue, ``NewerFormat`` where a newer
@@ -32,7 +53,7 @@ class RunFolder:
         """
         storage.make_root()
         self._storage = storage
-        self._lock = storage.lock(layout.LOCK, owner)
+        self._lock = _take_lock(storage, owner, alive)
         try:
             catalog = scan(storage)
             self._admit(catalog, adopt)

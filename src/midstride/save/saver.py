@@ -93,8 +93,9 @@ class Saver:
         on_end: Outcome,
     ) -> None:
         self._engine: Engine = make_engine(engine, storage, owner, retention, self._on_reply)
-        # Where the caller left the choice to us, a thread does what no process can be had for.
-        self._spare = ThreadEngine(storage, owner, self._on_reply) if engine is None else None
+        # Where the choice was left to us, a thread does what no process can be had for.
+        chosen = engine is None and self._engine.name == "process"
+        self._spare = ThreadEngine(storage, owner, self._on_reply) if chosen else None
         self._budget = budget_bytes(staging_bytes)
         self._retention = retention
         self._recorder = recorder
@@ -109,6 +110,7 @@ class Saver:
         self._free_places: deque[int] = deque()
         self._opening: RunView | BaseException | None = None
         self._openings = 0
+        self._opening_signs = 0
         self._jobs = 0
         self.view: RunView | None = None
         """The run as the writer last saw it; None until it was opened, and after a writer died."""
@@ -142,7 +144,7 @@ class Saver:
                 self._changed,
                 lambda: self._opening is not None,
                 what=lambda: f"the writer to open {self.what}",
-                progress=lambda: None,
+                progress=lambda: self._opening_signs,
                 stall_seconds=limits.STORAGE_SECONDS,
             )
             answer = self._opening
@@ -248,9 +250,9 @@ class Saver:
             piece = chunk_bytes(self._budget)
             with self._lock:
                 self._free_places = deque(range(0, self._arena.nbytes - piece + 1, piece))
-            self._stager.stage_through(plan, captured.leaves, self._take_place, deliver)
+            self._stager.stage_through(plan, captured.leaves, lambda: self._take_place(pending), deliver)
 
-    def _take_place(self) -> int:
+    def _take_place(self, pending: PendingSave) -> int:
         began = time.perf_counter()
         with self._lock:
             wait_for(
@@ -262,7 +264,8 @@ class Saver:
             )
             self._recorder.add(staging_wait_seconds=time.perf_counter() - began)
             if self._in_flight is None:
-                raise WriterDied("the writer ended while the state was staged. The next save gets a new one")
+                ended = "the writer ended while the state was staged. The next save gets a new one"
+                raise WriterDied(ended if pending._error is None else str(pending._error)) from pending._error
             return self._free_places.popleft()
 
     def wait_idle(self, timeout: float | None, stall_seconds: float | None = None) -> None:
@@ -339,6 +342,7 @@ class Saver:
 
     def _worked(self, reply: Working) -> None:
         with self._lock:
+            self._opening_signs += reply.job == 0
             if self._in_flight is not None and self._in_flight.number == reply.job:
                 self._in_flight.pending._beat()
                 self._changed.notify_all()

@@ -131,7 +131,13 @@ class Writer:
             return
 
         def take() -> RunFolder:
-            return RunFolder(self._storage, self._owner, restored=request.restored, adopt=request.adopt)
+            return RunFolder(
+                self._storage,
+                self._owner,
+                restored=request.restored,
+                adopt=request.adopt,
+                alive=lambda: self._send(Working(0)),
+            )
 
         def told(error: BaseException, pause: float) -> None:
             _log.warning("%s could not be opened: %s. Trying again in %g s", self._storage.description, error, pause)

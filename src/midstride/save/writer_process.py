@@ -16,11 +16,13 @@ import socket
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 
 from midstride import limits
+from midstride.format import layout
 from midstride.save.channel import Channel
 from midstride.save.messages import (
     Alive,
@@ -51,7 +53,10 @@ def main(descriptor: int) -> None:
     if begin is None:
         return
     limits.set_to(begin.limits)
-    _log.addHandler(_Log(trainer, getattr(begin.storage, "root", None)))
+    root = getattr(begin.storage, "root", None)
+    if root is not None:
+        trainer.on_sign = lambda: _touch(os.path.join(root, layout.LOCK))
+    _log.addHandler(_Log(trainer, root))
     _log.setLevel(logging.INFO)
     threading.Thread(target=trainer.show_life, name="midstride-life", daemon=True).start()
     try:
@@ -59,6 +64,12 @@ def main(descriptor: int) -> None:
     except BaseException:
         _log.exception("the writer process ends")
         raise
+
+
+def _touch(path: str) -> None:
+    """Show the run that waits for the lock that the work goes on."""
+    with contextlib.suppress(OSError):
+        os.utime(path)
 
 
 class _SharedMemory:
@@ -87,6 +98,8 @@ class _Trainer:
         self._busy = False
         self._signs = 0
         self.is_dead = False
+        self.on_sign: Callable[[], None] = lambda: None
+        """Called with each reply that the trainer does not hear any more."""
 
     def first(self) -> Begin | None:
         """What we are to do; None where the trainer died before it could say."""
@@ -146,6 +159,7 @@ class _Trainer:
             self._signs += 1
         with self._sending:
             if self.is_dead:
+                self.on_sign()
                 return
             self._channel.put(reply)
             self._channel.flush()

@@ -14,7 +14,7 @@ from midstride import limits
 from midstride.errors import NoSpace, StorageError
 from midstride.limits import PAGE_BYTES
 from midstride.storage.base import Entry, Lock, ReadableFile, WritableFile
-from midstride.storage.lock import take_lock
+from midstride.storage.lock import left_at, take_lock
 from midstride.storage.names import check_name
 from midstride.storage.system_errors import printable, storage_error, told
 
@@ -127,6 +127,13 @@ class LocalStorage:
         path = self._path(name)
         with told("lock", path):
             return take_lock(path, owner)
+
+    def left_at(self, name: str) -> str | None:
+        """A sign of life, which changes, of the writer process that holds the lock ``name`` for a run that died.
+
+        None where there is no such process.
+        """
+        return left_at(self._path(name))
 
     def _path(self, name: str, *, reading: bool = False) -> str:
         """The full path, once the name and the folders on the way are seen to stay in the root."""

@@ -37,6 +37,7 @@ def describe_owner() -> str:
 
 def take_lock(path: str, owner: str) -> FlockLock | HeartbeatLock:
     """Take the lock in the file ``path`` at once, or raise ``Busy`` that says who has it."""
+    owner = _with_writer(owner)
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         try:
@@ -44,7 +45,9 @@ def take_lock(path: str, owner: str) -> FlockLock | HeartbeatLock:
         except OSError as error:
             os.close(descriptor)
             if error.errno in (errno.EAGAIN, errno.EACCES):
-                raise Busy(_busy(path)) from error
+                busy = Busy(_busy(path))
+                busy.left_at = left_at(path)
+                raise busy from error
             if error.errno in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP):
                 if path not in _warned:
                     _warned.add(path)
@@ -209,6 +212,36 @@ def _busy(path: str) -> str:
         f"{folder} is held by another run: {_who(path)}. Nothing was written. Wait for it, stop it, or choose "
         "another folder"
     )
+
+
+def left_at(path: str) -> str | None:
+    """When the writer process that a dead owner left in charge last showed that it works.
+
+    None where there is none, or none that can be seen from here.
+    """
+    try:
+        owner = json.loads(_content(path).splitlines()[0])
+        here = owner["boot"] == _boot_id() and owner["host"] == socket.gethostname()
+        if here and not _lives(owner["pid"], owner["started"]) and _lives(owner["writer"], owner["writer_started"]):
+            return str(os.stat(path, follow_symlinks=False).st_mtime_ns)
+    except (ValueError, KeyError, IndexError, TypeError, OSError):
+        pass
+    return None
+
+
+def _lives(pid: int, started: str) -> bool:
+    return bool(started) and _start_time(int(pid)) == started
+
+
+def _with_writer(owner: str) -> str:
+    """The owner's line, with the process that holds the lock for it where that is another."""
+    try:
+        fields = json.loads(owner)
+    except ValueError:
+        return owner
+    if not isinstance(fields, dict) or fields.get("pid") == os.getpid():
+        return owner
+    return json.dumps({**fields, "writer": os.getpid(), "writer_started": _start_time(os.getpid())})
 
 
 def _who(path: str) -> str:

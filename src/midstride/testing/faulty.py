@@ -127,6 +127,29 @@ def kill_at(number: int, *, late: bool = False) -> Fault:
     return _At(lambda o: o.number == number, lambda _: os.kill(os.getpid(), signal.SIGKILL), late=late)
 
 
+class _Struck(Fault):
+    def __init__(self, number: int, signum: int, mark: str | None, *, late: bool) -> None:
+        self._number, self._signum, self._mark, self._late = number, signum, mark, late
+
+    def _strike(self, operation: Operation) -> None:
+        if operation.number != self._number:
+            return
+        if self._mark is not None:
+            try:
+                os.close(os.open(self._mark, os.O_CREAT | os.O_EXCL))
+            except FileExistsError:
+                return  # it was another's turn before
+        os.kill(os.getpid(), self._signum)
+
+    def before(self, operation: Operation) -> None:
+        if not self._late:
+            self._strike(operation)
+
+    def after(self, operation: Operation) -> None:
+        if self._late:
+            self._strike(operation)
+
+
 class FaultyStorage:
     """Wraps any storage. ``operations`` is the log; ``fault`` may be replaced at any time.
 
@@ -233,3 +256,27 @@ class _FaultyLock:
 
     def release(self) -> None:
         self._lock.release()
+
+
+class StruckStorage(FaultyStorage):
+    """Sends a signal to the writer process that uses it, at its operation ``number``.
+
+    ``inner`` must be one that another process can open. ``mark`` is a file that is made when it happens, and
+    while it is there the next writers are spared; None spares none.
+    """
+
+    shared = True
+
+    def __init__(self, inner: Storage, number: int, signum: int, mark: str | None, *, late: bool = False) -> None:
+        super().__init__(inner)
+        self._arguments = (inner, number, signum, mark)
+        self._late = late
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _in_the_writer, (*self._arguments, self._late)
+
+
+def _in_the_writer(inner: Storage, number: int, signum: int, mark: str | None, late: bool) -> StruckStorage:
+    storage = StruckStorage(inner, number, signum, mark, late=late)
+    storage.fault = _Struck(number, signum, mark, late=late)
+    return storage
