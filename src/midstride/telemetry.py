@@ -17,7 +17,7 @@ class Statistics:
     saves_retried: int = 0
     """Attempts that were given up because the storage was unavailable, and made again from the staged snapshot."""
     writer_restarts: int = 0
-    """Writer processes that died in the middle of a save, which another one finished."""
+    """Writer processes that died, in the middle of a save or idle; another one took their place and lost nothing."""
     saves_unchanged: int = 0
     """Saves of a step that was saved already with equal content: nothing was written."""
     saves_skipped: int = 0

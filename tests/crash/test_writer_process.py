@@ -18,8 +18,10 @@ import pytest
 
 import midstride as ms
 from midstride import limits
+from midstride.save import process_engine
 from midstride.save.process_engine import ProcessEngine
 from midstride.testing import FaultyStorage, StruckStorage
+from tests.crash import struck_writer
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.writer_process
@@ -117,6 +119,44 @@ def test_a_writer_that_is_stopped_is_replaced(number: int, tmp_path: Path, monke
     strike_at(number, False, signal.SIGSTOP, tmp_path)
 
 
+def strike_at_message(number: int, signum: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """``seq`` of the checkpoints that are there at the end; nothing is retired but what is overwritten."""
+    mark = tmp_path / "struck"
+    monkeypatch.setattr(process_engine, "_BOOT", struck_writer.BOOT)
+    monkeypatch.setenv(struck_writer.STRIKE, f"{number} {int(signum)} {mark}")
+    run = tmp_path / "run"
+    with ms.Checkpointer(run, engine="process") as ckpt:
+        saves(ckpt)
+        ckpt.save(3, state(4)).result()
+        ckpt.wait()
+    assert content(run) == {1: 1, 2: 3, 3: 4}
+    assert leftovers(run) == []
+    assert mark.exists()
+    return [info.seq for info in ms.open(run).checkpoints()]
+
+
+@pytest.mark.parametrize("number", range(2, 46, 3))
+def test_a_writer_that_is_killed_at_a_message(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seqs = strike_at_message(number, signal.SIGKILL, tmp_path, monkeypatch)
+    assert seqs == [1, 3, 4], "nothing was published twice"
+
+
+@pytest.mark.parametrize("number", [4, 19, 34])
+def test_a_writer_that_is_stopped_at_a_message(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "WRITER_SECONDS", 3.0)
+    assert strike_at_message(number, signal.SIGSTOP, tmp_path, monkeypatch) == [1, 3, 4]
+
+
+def test_a_writer_that_adopts_nothing_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(struck_writer.BROKEN, "adopts nothing")
+    twice = []
+    for number in range(9, 15):  # among them the message that says "committed"
+        (tmp_path / str(number)).mkdir()
+        with contextlib.suppress(AssertionError):
+            twice.append(strike_at_message(number, signal.SIGKILL, tmp_path / str(number), monkeypatch))
+    assert any(seqs != [1, 3, 4] for seqs in twice)
+
+
 # The trainer dies.
 
 
@@ -165,32 +205,58 @@ os.kill(os.getpid(), signal.SIGKILL)
         assert (ms.open(run).load()["w"] == 2).all()
 
 
-@pytest.mark.parametrize("milliseconds", [0, 1, 2, 4, 8, 16])
-def test_what_was_half_staged_is_dropped(milliseconds: int, tmp_path: Path) -> None:
-    trainer = train(
-        LARGE
-        + """
+DIES_AT_A_MESSAGE = """
+from midstride.save import process_engine
+if len(sys.argv) > 3:
+    from tests.crash import struck_writer
+    process_engine._BOOT = struck_writer.BOOT
+    os.environ[struck_writer.BROKEN] = sys.argv[3]
+def state(n): return {"model": {"w": np.full(4_000_000, n)}, "n": n}
 ckpt = ms.Checkpointer(sys.argv[1], keep=1)
 ckpt.save(1, state(1)).result()
 ckpt.wait()
-threading.Timer(float(sys.argv[2]) / 1000, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
-two = state(2)
-pending = ckpt.save(2, two)
-print("returned", flush=True)
-time.sleep(60)
-""",
-        str(tmp_path),
-        str(milliseconds),
-    )
-    said = trainer.communicate(timeout=60)[0]
-    orphans_are_gone(tmp_path)
-    (info,) = ms.open(tmp_path).checkpoints()
-    assert info.step == 2 if "returned" in said else info.step in (1, 2)
-    assert (ms.open(tmp_path).load()["w"] == info.step).all()
-    with ms.Checkpointer(tmp_path) as ckpt:
-        assert ckpt.restore() is not None
+engine, messages = ckpt._saver._engine, 0
+class Dying:
+    def __getattr__(self, name): return getattr(engine, name)
+    def send(self, request):
+        global messages
+        engine.send(request)
+        messages += 1
+        if messages == int(sys.argv[2]):
+            engine.hand_over()
+            os.kill(os.getpid(), signal.SIGKILL)
+ckpt._saver._engine = Dying()
+ckpt.save(2, state(2))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+# A job, two chunks, the seal.
+
+
+def dies_at(number: int, run: Path, *broken: str) -> list[int]:
+    trainer = train(DIES_AT_A_MESSAGE, str(run), str(number), *broken)
+    assert trainer.wait(60) == -signal.SIGKILL
+    orphans_are_gone(run)
+    assert (ms.open(run).load()["model"]["w"] == ms.open(run).load()["n"]).all()
+    with ms.Checkpointer(run) as ckpt:
+        restored = ckpt.restore()
+        assert restored is not None
+        assert restored.state["n"] == restored.step
         ckpt.save(3, {"w": np.zeros(3)}).result()
-    assert leftovers(tmp_path) == []
+    assert leftovers(run) == []
+    return [info.step for info in ms.open(run).checkpoints() if info.step < 3]
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 4, 5])
+def test_a_trainer_that_dies_while_it_stages(number: int, tmp_path: Path) -> None:
+    assert dies_at(number, tmp_path) == ([1] if number <= 3 else [2])
+
+
+def test_a_writer_that_seals_by_itself_is_noticed(tmp_path: Path) -> None:
+    assert dies_at(3, tmp_path, "seals by itself") != [1]
+
+
+def test_a_writer_that_ends_with_its_trainer_is_noticed(tmp_path: Path) -> None:
+    assert dies_at(4, tmp_path, "ends at once") != [2]
 
 
 def test_a_forked_child_that_lives_on_holds_nothing(tmp_path: Path) -> None:
@@ -359,7 +425,7 @@ def test_a_writer_that_dies_idle_is_replaced_by_the_next_save(tmp_path: Path) ->
         ckpt.wait()
         pid = writer_of(ckpt)
         os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: ckpt._saver.view is None)
+        wait_until(lambda: ckpt.statistics().writer_restarts == 1)
         ckpt.save(2, state(2)).result()
         assert writer_of(ckpt) != pid
     assert content(tmp_path) == {1: 1, 2: 2}

@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 
 from midstride.errors import WriterDied
 from midstride.retention import Retention, UnionOf
-from midstride.save.messages import Reply, Request, Stop, Stopped
+from midstride.save.messages import Failed, Job, Reply, Request, Stop, Stopped
 from midstride.save.pending import WRITER_THREAD
 from midstride.save.process_engine import ProcessEngine
 from midstride.save.writer import Writer
@@ -106,6 +106,7 @@ class ThreadEngine:
         self._requests: queue.SimpleQueue[Request] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._serving = False
+        self._lock = threading.Lock()
 
     def on_writer_thread(self) -> bool:
         return threading.current_thread() is self._thread
@@ -113,12 +114,17 @@ class ThreadEngine:
     def start(self) -> None:
         if not (self._serving and self._thread is not None and self._thread.is_alive()):
             self._requests = queue.SimpleQueue()
-            self._serving = True
             self._thread = threading.Thread(target=self._serve, args=(self._requests,), name=WRITER_THREAD, daemon=True)
+            self._serving = True
             self._thread.start()
 
     def send(self, request: Request) -> None:
-        self._requests.put(request)
+        with self._lock:
+            if self._serving:
+                self._requests.put(request)
+                return
+        if isinstance(request, Job):
+            self._on_reply(Failed(request.number, WriterDied("the writer thread ended. The next save gets a new one")))
 
     def hand_over(self) -> None:
         """Nothing to wait for: nothing of it outlives this process."""
@@ -126,7 +132,7 @@ class ThreadEngine:
     def stop(self, timeout: float) -> bool:
         if self._thread is None:
             return True
-        self._requests.put(Stop())
+        self.send(Stop())
         if not self.on_writer_thread():
             self._thread.join(timeout)
         return not self._thread.is_alive()
@@ -139,5 +145,6 @@ class ThreadEngine:
             error = WriterDied(f"the writer thread ended with {unexpected!r}. The next save gets a new one")
             error.__cause__ = unexpected
         # Before anybody is told: the next save, which may come at once, must not count on this thread.
-        self._serving = False
+        with self._lock:
+            self._serving = False
         self._on_reply(Stopped(error))

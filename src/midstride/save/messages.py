@@ -225,10 +225,9 @@ class Alive:
 
 @dataclass(frozen=True, slots=True)
 class Restarted:
-    """The writer died, and another one does the job from the beginning."""
+    """The writer died, and another one does the job from the beginning. 0: there was none to do."""
 
     job: int
-    error: BaseException
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,6 @@ from typing import cast
 from midstride import limits
 from midstride.errors import WriterDied
 from midstride.forks import let_go_in_children
-from midstride.info import CheckpointInfo
 from midstride.save.channel import Channel
 from midstride.save.messages import (
     Alive,
@@ -79,6 +78,8 @@ class ProcessEngine:
         self._stopping = False
         self._run: OpenRun | None = None
         """How another writer opens the run where this one is; None before it is open."""
+        self._refusal: BaseException | None = None
+        """Why the run could not be opened again by another writer."""
         self._committed = False
         """Whether the job in ``_requests`` has been committed: what is left of it is the retirement."""
         self._writer: _Process | None = None
@@ -98,7 +99,7 @@ class ProcessEngine:
         if self._writer is not None:
             return
         self._requests, self._given, self._restarts = [], 0, 0
-        self._stopping, self._run, self._committed = False, None, False
+        self._stopping, self._run, self._refusal, self._committed = False, None, None, False
         try:
             self._writer = _Process(self._storage, self._owner)
             self._thread = threading.Thread(target=self._watch, name=WRITER_THREAD, daemon=True)
@@ -111,11 +112,14 @@ class ProcessEngine:
 
     def send(self, request: Request) -> None:
         with self._lock:
-            if isinstance(request, Job):
-                self._committed, self._restarts = False, 0
-            self._requests.append(request)
             if self._writer is not None:
+                if isinstance(request, Job):
+                    self._committed, self._restarts = False, 0
+                self._requests.append(request)
                 self._writer.wake()
+                return
+        if isinstance(request, Job):
+            self._on_reply(Failed(request.number, WriterDied("the writer process ended. The next save gets a new one")))
 
     def hand_over(self) -> None:
         with self._lock:
@@ -147,7 +151,7 @@ class ProcessEngine:
     # On the thread that watches.
 
     def _watch(self) -> None:
-        error: BaseException | None = None
+        error: BaseException | None
         try:
             error = self._serve()
         except BaseException as unexpected:  # nobody else would hear of it
@@ -156,27 +160,28 @@ class ProcessEngine:
         with self._lock:
             # Before anybody is told: the next save, which may come at once, starts another.
             writer, self._writer = self._writer, None
+            nothing_lost = self._committed or all(isinstance(request, Stop) for request in self._requests)
             self._changed.notify_all()
         if writer is not None:
             writer.close()
-        self._on_reply(Stopped(error))
+        self._on_reply(Stopped(None if nothing_lost else error))
 
-    def _serve(self) -> BaseException | None:
-        """Until the writer has ended for good; return what is lost by that, if anything is."""
+    def _serve(self) -> BaseException:
+        """Until the writer has ended for good; return why."""
         while True:
             writer = self._writer
             assert writer is not None
             self._give(writer)
             writer.wait_for_news()
+            is_alive = writer.is_alive()  # before the last look at what it said
             for reply in writer.replies():
                 self._answered(reply)
-            if not writer.is_alive():
-                for reply in writer.replies():
-                    self._answered(reply)  # what it said before it died
-                lost = self._loss_by_end_of(writer)
-                if lost is not None and self._is_replaced(writer, lost):
-                    continue
-                return lost
+            if self._refusal is not None:
+                return self._refusal
+            if not is_alive:
+                death = WriterDied(f"the writer process {writer.pid} ended {writer.how_it_ended()}")
+                if not self._is_replaced(writer, death):
+                    return death
             elif writer.is_silent(expected=bool(self._requests)):
                 _log.warning("the writer process %d gives no sign of life, and is killed", writer.pid)
                 if not writer.kill():
@@ -205,7 +210,7 @@ class ProcessEngine:
             case Opened(0):
                 return  # ours, by which the run was opened again
             case Refused(0, error):
-                self._fail_job(error)
+                self._refusal = error
                 return
             case Opened(number) | Refused(number):
                 opening = next((r for r in self._requests if isinstance(r, OpenRun) and r.number == number), None)
@@ -213,60 +218,39 @@ class ProcessEngine:
                     self._run = replace(opening, number=0, adopt=True)
                 self._forget(lambda request: request is not opening)
             case Committed(info=info):
+                if self._run is not None:
+                    self._run = replace(self._run, restored=info)
+                if self._committed:
+                    return  # told already by a writer that died in the retirement
                 self._committed = True
-                self._goes_on_from(info)
             case Retired() | Failed():
                 self._forget(lambda request: isinstance(request, OpenRun | Stop))
         self._on_reply(reply)
-
-    def _goes_on_from(self, info: CheckpointInfo) -> None:
-        if self._run is not None:
-            self._run = replace(self._run, restored=info)
 
     def _forget(self, stays: Callable[[Request], bool]) -> None:
         with self._lock:
             self._given -= sum(not stays(request) for request in self._requests[: self._given])
             self._requests = [request for request in self._requests if stays(request)]
 
-    def _fail_job(self, error: BaseException) -> None:
-        job = self._job()
-        self._forget(lambda request: isinstance(request, OpenRun | Stop))
-        if job is not None:
-            self._on_reply(Failed(job.number, error))
-
-    def _job(self) -> Job | None:
-        return next((request for request in self._requests if isinstance(request, Job)), None)
-
-    def _loss_by_end_of(self, writer: _Process) -> WriterDied | None:
-        """What somebody waits for, and would get no more; None where nobody does."""
-        how = f"the writer process {writer.pid} ended {writer.how_it_ended()}"
-        with self._lock:
-            waited_for = [request for request in self._requests if not isinstance(request, Stop)]
-        if waited_for and not self._committed:
-            return WriterDied(f"{how}. The next save gets a new one")
-        if not self._stopping:
-            _log.warning("%s. No checkpoint is lost by that: the next save starts another", how)
-        return None
-
-    def _is_replaced(self, writer: _Process, loss: WriterDied) -> bool:
-        """Start another writer and give it all that is not answered, where it can do that."""
-        job = self._job()
-        if self._restarts >= _RESTARTS or (job is not None and not job.staged_whole):
+    def _is_replaced(self, writer: _Process, death: WriterDied) -> bool:
+        """Start another writer, which opens the run again and gets all that is not answered, where that can be done."""
+        job = next((request for request in self._requests if isinstance(request, Job)), None)
+        ends = self._stopping and all(isinstance(request, Stop) for request in self._requests)
+        if ends or self._restarts >= _RESTARTS or (job is not None and not job.staged_whole):
             return False
         self._restarts += 1
         try:
             another = _Process(self._storage, self._owner)
         except OSError as failure:
-            loss.__cause__ = failure
+            death.__cause__ = failure
             return False
-        _log.warning("the writer process %d ended %s. Another one does its work", writer.pid, writer.how_it_ended())
+        _log.warning("%s. Another one takes its place", death)
         if self._run is not None:
             another.send(self._run)
         with self._lock:
             self._writer, self._given = another, 0
         writer.close()
-        if job is not None:
-            self._on_reply(Restarted(job.number, loss))
+        self._on_reply(Restarted(job.number if job is not None else 0))
         return True
 
 
