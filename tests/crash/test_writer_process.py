@@ -207,7 +207,11 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 DIES_AT_A_MESSAGE = """
 from midstride.save import process_engine
-if len(sys.argv) > 3:
+mode = sys.argv[3] if len(sys.argv) > 3 else ""
+if "slow" in mode:
+    flush = process_engine._Process.flush
+    process_engine._Process.flush = lambda writer: (time.sleep(0.3), flush(writer))
+elif mode:
     from tests.crash import struck_writer
     process_engine._BOOT = struck_writer.BOOT
     os.environ[struck_writer.BROKEN] = sys.argv[3]
@@ -226,6 +230,8 @@ class Dying:
             engine.hand_over()
             os.kill(os.getpid(), signal.SIGKILL)
 ckpt._saver._engine = Dying()
+if "careless" in mode:
+    engine.hand_over = lambda: None
 ckpt.save(2, state(2))
 os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -249,6 +255,12 @@ def dies_at(number: int, run: Path, *broken: str) -> list[int]:
 @pytest.mark.parametrize("number", [1, 2, 3, 4, 5])
 def test_a_trainer_that_dies_while_it_stages(number: int, tmp_path: Path) -> None:
     assert dies_at(number, tmp_path) == ([1] if number <= 3 else [2])
+
+
+@pytest.mark.parametrize(("mode", "kept"), [("slow", [2]), ("slow and careless", [1])])
+def test_save_returns_when_the_snapshot_is_the_writers(mode: str, kept: list[int], tmp_path: Path) -> None:
+    """The second does not wait for that, and so loses what it had returned for."""
+    assert dies_at(5, tmp_path, mode) == kept
 
 
 def test_a_writer_that_seals_by_itself_is_noticed(tmp_path: Path) -> None:
@@ -514,3 +526,41 @@ os.kill(os.getpid(), signal.SIGKILL)
             ckpt.save(2, state(2))
     finally:
         os.kill(pid, signal.SIGKILL)
+
+
+def test_a_save_that_is_interrupted_after_its_seal_does_not_take_the_next_one_along(tmp_path: Path) -> None:
+    with ms.Checkpointer(tmp_path, engine="process") as ckpt:
+        ckpt.save(1, state(1)).result()
+        ckpt.wait()
+        hand_over = ckpt._saver._engine.hand_over
+
+        def interrupted() -> None:
+            hand_over()
+            raise KeyboardInterrupt
+
+        for step in range(2, 12, 2):
+            ckpt._saver._engine.hand_over = interrupted  # type: ignore[method-assign]
+            with pytest.raises(KeyboardInterrupt):
+                ckpt.save(step, state(step))
+            ckpt._saver._engine.hand_over = hand_over  # type: ignore[method-assign]
+            ckpt.save(step + 1, state(step + 1)).result(timeout=60)
+        assert ckpt.statistics().saves_failed == 0
+    assert set(range(3, 12, 2)) <= set(content(tmp_path))
+
+
+def test_a_trainer_that_stages_for_long_has_a_writer_that_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "WRITER_SECONDS", 2.0)
+    with ms.Checkpointer(tmp_path, engine="process") as ckpt:
+        ckpt.save(1, state(1)).result()
+        send = ckpt._saver._engine.send
+
+        def slow(request: Any) -> None:
+            if hasattr(request, "chunk"):
+                time.sleep(3)
+            send(request)
+
+        ckpt._saver._engine.send = slow  # type: ignore[method-assign]
+        ckpt.save(2, state(2)).result()
+        assert ckpt.statistics().writer_restarts == 0

@@ -28,6 +28,7 @@ from midstride.errors import WriterDied
 from midstride.forks import let_go_in_children
 from midstride.save.channel import Channel
 from midstride.save.messages import (
+    Abort,
     Alive,
     Begin,
     Committed,
@@ -44,6 +45,8 @@ from midstride.save.messages import (
     Request,
     Restarted,
     Retired,
+    Seal,
+    Staged,
     Stop,
     Stopped,
 )
@@ -162,9 +165,12 @@ class ProcessEngine:
             writer, self._writer = self._writer, None
             nothing_lost = self._committed or all(isinstance(request, Stop) for request in self._requests)
             self._changed.notify_all()
+        if nothing_lost and not self._stopping:
+            _log.warning("%s. No checkpoint is lost by that; the next save starts another writer", error)
+        self._on_reply(Stopped(None if nothing_lost else error))
         if writer is not None:
             writer.close()
-        self._on_reply(Stopped(None if nothing_lost else error))
+            writer.reap()
 
     def _serve(self) -> BaseException:
         """Until the writer has ended for good; return why."""
@@ -182,7 +188,7 @@ class ProcessEngine:
                 death = WriterDied(f"the writer process {writer.pid} ended {writer.how_it_ended()}")
                 if not self._is_replaced(writer, death):
                     return death
-            elif writer.is_silent(expected=bool(self._requests)):
+            elif writer.is_silent():
                 _log.warning("the writer process %d gives no sign of life, and is killed", writer.pid)
                 if not writer.kill():
                     return WriterDied(
@@ -192,13 +198,14 @@ class ProcessEngine:
 
     def _give(self, writer: _Process) -> None:
         with self._lock:
-            requests, self._given = self._requests[self._given :], len(self._requests)
+            requests = self._requests[self._given :]
         for request in requests:
             writer.send(request)
         writer.flush()
-        if not writer.has_unsent:
-            with self._lock:
-                self._changed.notify_all()
+        with self._lock:
+            # Only now: who waits in hand_over() relies on it.
+            self._given += len(requests)
+            self._changed.notify_all()
 
     def _answered(self, reply: Reply) -> None:
         match reply:
@@ -223,8 +230,8 @@ class ProcessEngine:
                 if self._committed:
                     return  # told already by a writer that died in the retirement
                 self._committed = True
-            case Retired() | Failed():
-                self._forget(lambda request: isinstance(request, OpenRun | Stop))
+            case Retired(job) | Failed(job):
+                self._forget(lambda request: isinstance(request, OpenRun | Stop) or _job_of(request) != job)
         self._on_reply(reply)
 
     def _forget(self, stays: Callable[[Request], bool]) -> None:
@@ -252,6 +259,10 @@ class ProcessEngine:
         writer.close()
         self._on_reply(Restarted(job.number if job is not None else 0))
         return True
+
+
+def _job_of(request: Job | Staged | Seal | Abort) -> int:
+    return request.number if isinstance(request, Job) else request.job
 
 
 class _Process:
@@ -319,21 +330,24 @@ class _Process:
     def is_alive(self) -> bool:
         return self._process.poll() is None
 
-    def is_silent(self, *, expected: bool) -> bool:
-        """Whether it has said nothing for ``limits.WRITER_SECONDS`` while something was ``expected``."""
+    def is_silent(self) -> bool:
+        """Whether it has said nothing for ``limits.WRITER_SECONDS``."""
         now = time.monotonic()
-        passed, self._looked = now - self._looked, now
         # More than two looks take: we were stopped ourselves, and it perhaps with us.
-        self._silent_seconds = self._silent_seconds + min(passed, 2 * _LOOK_SECONDS) if expected else 0.0
+        self._silent_seconds += min(now - self._looked, 2 * _LOOK_SECONDS)
+        self._looked = now
         return self._silent_seconds >= limits.WRITER_SECONDS
 
     def kill(self) -> bool:
         """Whether it ended: one that waits for a dead disk does not."""
         self._process.send_signal(signal.SIGKILL)
-        self._silent_seconds = 0.0
+        self.reap()
+        return not self.is_alive()
+
+    def reap(self) -> None:
+        """Wait for its end, so that it does not stay as a zombie."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(limits.WRITER_SECONDS)
-        return not self.is_alive()
 
     def how_it_ended(self) -> str:
         code = self._process.returncode

@@ -95,7 +95,6 @@ class _Trainer:
         self._requests: deque[Request] = deque()
         self._plan: Plan | None = None
         self._memory: _SharedMemory | None = None
-        self._busy = False
         self._signs = 0
         self.is_dead = False
         self.on_sign: Callable[[], None] = lambda: None
@@ -120,13 +119,11 @@ class _Trainer:
 
     def receive(self) -> Request:
         """The next request; ``Stop`` once the trainer is dead and all that it said is done."""
-        self._busy = False
         while not self._requests:
             dead = self._look(select.POLLIN, _BEAT_SECONDS)
             self._take()
             if not self._requests and (dead or self._channel.ended):
                 return Stop()
-        self._busy = True
         return self._requests.popleft()
 
     def _look(self, events: int = 0, seconds: float = 0.0) -> bool:
@@ -155,11 +152,12 @@ class _Trainer:
 
     def send(self, reply: Reply) -> None:
         """Tell the trainer; nobody, once it is dead."""
-        if not isinstance(reply, Alive | Logged):
-            self._signs += 1
+        moves = not isinstance(reply, Alive | Logged)
+        self._signs += moves
         with self._sending:
             if self.is_dead:
-                self.on_sign()
+                if moves:
+                    self.on_sign()
                 return
             self._channel.put(reply)
             self._channel.flush()
@@ -167,7 +165,7 @@ class _Trainer:
                 self._channel.flush()
 
     def show_life(self) -> None:
-        """Say while there is work that we are here, whatever the disk does; alone, end where it does nothing."""
+        """Say that we are here, whatever the disk does; once the trainer is dead, end where nothing moves."""
         signs, since = self._signs, time.monotonic()
         while True:
             time.sleep(_BEAT_SECONDS)
@@ -176,8 +174,7 @@ class _Trainer:
             elif time.monotonic() - since > limits.STORAGE_SECONDS:
                 _log.error("the trainer is dead and the storage makes no progress: the save is given up")
                 os._exit(1)
-            if self._busy:
-                self.send(Alive())
+            self.send(Alive())
 
 
 def _poll(events: dict[int, int], seconds: float) -> set[int]:
