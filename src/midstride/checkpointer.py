@@ -340,6 +340,8 @@ class Checkpointer:
             self._may_wait("restore()")
             if not self._closed:
                 self._saver.wait_idle(None)
+                if self._watch is not None:  # a run that will save, and not one that only looks
+                    self._saver.start_early()
                 self._wait_for_predecessor()
         options = loading.Options(only, rename or {}, cast, strict, on_touch=lambda: self._torn.append(only))
         wanted = exact_step(step) if step is not None else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -564,3 +565,92 @@ def test_a_trainer_that_stages_for_long_has_a_writer_that_waits(
         ckpt._saver._engine.send = slow  # type: ignore[method-assign]
         ckpt.save(2, state(2)).result()
         assert ckpt.statistics().writer_restarts == 0
+
+
+# The disk, the memory and the descriptors that the writer has.
+
+
+WEDGED = """
+from midstride import limits
+from midstride.testing import StruckStorage
+limits.EXIT_SECONDS = limits.STORAGE_SECONDS = 3.0
+limits.WRITER_SECONDS = 2.0
+ckpt = ms.Checkpointer(StruckStorage(ms.LocalStorage(sys.argv[1]), int(sys.argv[2]), None, None), engine="process")
+ckpt.save(1, {"w": np.ones(3)}).result()
+ckpt.wait()
+ckpt.save(2, {"w": np.zeros(3)})
+print(ckpt._saver._engine.pid, flush=True)
+"""
+
+
+@pytest.mark.parametrize("end", ["", "os.kill(os.getpid(), signal.SIGKILL)"])
+def test_a_disk_that_hangs_keeps_neither_the_trainer_nor_its_writer_for_ever(end: str, tmp_path: Path) -> None:
+    first = FaultyStorage(ms.LocalStorage(tmp_path / "count"))
+    with ms.Checkpointer(first, engine="thread") as ckpt:
+        ckpt.save(1, {"w": np.ones(3)}).result()
+        ckpt.wait()
+        count = len(first.operations)
+    run = tmp_path / "run"
+    trainer = train(WEDGED + end, str(run), str(count + 3), stderr=subprocess.PIPE)
+    said, errors = trainer.communicate(timeout=60)
+    if not end:
+        assert trainer.returncode == 1
+        assert "no progress for 3 s" in errors
+    wait_until(lambda: not is_there(int(said)), 30)
+    assert "makes no progress" in (run / "writer.log").read_text()
+    with ms.Checkpointer(run) as ckpt:
+        restored = ckpt.restore()
+        assert restored is not None
+        assert restored.step == 1
+        ckpt.save(2, {"w": np.zeros(3)}).result()
+    assert leftovers(run) == []
+
+
+def test_what_an_orphan_has_to_say_stays_small_and_a_full_disk_does_not_matter(tmp_path: Path) -> None:
+    import logging
+
+    from midstride.save import writer_process
+
+    class Dead:
+        is_dead = True
+
+    record = logging.LogRecord("midstride", logging.WARNING, "", 0, "x" * 1000, (), None)
+    handler = writer_process._Log(Dead(), str(tmp_path))  # type: ignore[arg-type]
+    for _ in range(1000):
+        handler.emit(record)
+    assert (tmp_path / "writer.log").stat().st_size < 300_000
+    writer_process._Log(Dead(), "/dev/full/no").emit(record)  # type: ignore[arg-type]
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "writer.log").symlink_to("/dev/full")
+    writer_process._Log(Dead(), str(tmp_path / "full")).emit(record)  # type: ignore[arg-type]
+
+
+def limited(pid: int, which: int, limit: int) -> tuple[int, int]:
+    before = resource.prlimit(pid, which)
+    resource.prlimit(pid, which, (limit, before[1]))
+    return before
+
+
+def test_a_writer_without_descriptors_fails_the_save_by_name(tmp_path: Path) -> None:
+    with ms.Checkpointer(tmp_path, engine="process") as ckpt:
+        ckpt.save(1, state(1)).result()
+        ckpt.wait()
+        pid = writer_of(ckpt)
+        before = limited(pid, resource.RLIMIT_NOFILE, open_things(pid))
+        with pytest.raises(ms.WriteError, match="Too many open files"):
+            ckpt.save(2, state(2)).result()
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+        ckpt.save(3, state(3)).result()
+        assert writer_of(ckpt) == pid
+    assert [info.step for info in ms.open(tmp_path).checkpoints()] == [1, 3]
+
+
+def test_a_writer_without_memory_is_replaced(tmp_path: Path) -> None:
+    with ms.Checkpointer(tmp_path, engine="process") as ckpt:
+        ckpt.save(1, state(1)).result()
+        ckpt.wait()
+        pid = writer_of(ckpt)
+        limited(pid, resource.RLIMIT_AS, int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * 4096)
+        ckpt.save(2, {"w": np.ones(20_000_000)}).result()
+        assert ckpt.statistics().writer_restarts == 1
+    assert [info.step for info in ms.open(tmp_path).checkpoints()] == [1, 2]

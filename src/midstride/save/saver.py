@@ -134,6 +134,11 @@ class Saver:
         self.view = view
         return view
 
+    def start_early(self) -> None:
+        """Have the writer start meanwhile; what is wrong with that is told when it is needed."""
+        with contextlib.suppress(WriterDied):
+            self._engine.start()
+
     def _open(self, restored: CheckpointInfo | None, *, adopt: bool) -> RunView:
         self._engine.start()
         with self._lock:

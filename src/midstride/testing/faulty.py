@@ -128,7 +128,7 @@ def kill_at(number: int, *, late: bool = False) -> Fault:
 
 
 class _Struck(Fault):
-    def __init__(self, number: int, signum: int, mark: str | None, *, late: bool) -> None:
+    def __init__(self, number: int, signum: int | None, mark: str | None, *, late: bool) -> None:
         self._number, self._signum, self._mark, self._late = number, signum, mark, late
 
     def _strike(self, operation: Operation) -> None:
@@ -139,7 +139,10 @@ class _Struck(Fault):
                 os.close(os.open(self._mark, os.O_CREAT | os.O_EXCL))
             except FileExistsError:
                 return  # it was another's turn before
-        os.kill(os.getpid(), self._signum)
+        if self._signum is None:
+            threading.Event().wait()
+        else:
+            os.kill(os.getpid(), self._signum)
 
     def before(self, operation: Operation) -> None:
         if not self._late:
@@ -259,7 +262,7 @@ class _FaultyLock:
 
 
 class StruckStorage(FaultyStorage):
-    """Sends a signal to the writer process that uses it, at its operation ``number``.
+    """Sends a signal to the writer process that uses it, at its operation ``number``; None: that operation hangs.
 
     ``inner`` must be one that another process can open. ``mark`` is a file that is made when it happens, and
     while it is there the next writers are spared; None spares none.
@@ -267,16 +270,19 @@ class StruckStorage(FaultyStorage):
 
     shared = True
 
-    def __init__(self, inner: Storage, number: int, signum: int, mark: str | None, *, late: bool = False) -> None:
+    def __init__(
+        self, inner: Storage, number: int, signum: int | None, mark: str | None, *, late: bool = False
+    ) -> None:
         super().__init__(inner)
         self._arguments = (inner, number, signum, mark)
         self._late = late
+        self.root = getattr(inner, "root", None)
 
     def __reduce__(self) -> tuple[object, ...]:
         return _in_the_writer, (*self._arguments, self._late)
 
 
-def _in_the_writer(inner: Storage, number: int, signum: int, mark: str | None, late: bool) -> StruckStorage:
+def _in_the_writer(inner: Storage, number: int, signum: int | None, mark: str | None, late: bool) -> StruckStorage:
     storage = StruckStorage(inner, number, signum, mark, late=late)
     storage.fault = _Struck(number, signum, mark, late=late)
     return storage
