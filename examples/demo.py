@@ -97,6 +97,14 @@ def show_folder(run: Path) -> None:
         print(f"   {folder.name}   {len(files)} data files, {size:.1f} MiB   {whole}")
 
 
+def finished(run: Path, folder: Path) -> bool:
+    """Whether the writer that the dead trainer left has committed the checkpoint; waits for its end."""
+    storage = ms.LocalStorage(run)
+    while storage.left_at(".lock") is not None:
+        time.sleep(0.01)
+    return (folder / "manifest.json").exists()
+
+
 # Bit for bit.
 
 
@@ -233,6 +241,8 @@ def main() -> int:
         return 1
     print(f"   killed while it wrote {folder.name}. What is on disk:")
     show_folder(broken)
+    became = "staged whole: committed" if finished(broken, folder) else "not staged whole: dropped"
+    print(f"   The writer, a process of its own, lived on. Its last snapshot was {became}.")
 
     print("\n3. Started again, in a new process, with the same command.")
     train_in_child(broken)
