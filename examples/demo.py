@@ -239,10 +239,10 @@ def main() -> int:
     else:
         print("   no save could be caught in the act")
         return 1
-    print(f"   killed while it wrote {folder.name}. What is on disk:")
-    show_folder(broken)
     became = "staged whole: committed" if finished(broken, folder) else "not staged whole: dropped"
-    print(f"   The writer, a process of its own, lived on. Its last snapshot was {became}.")
+    print(f"   killed while {folder.name} was written. The writer, a process of its own, lived on;")
+    print(f"   that snapshot was {became}. What is on disk:")
+    show_folder(broken)
 
     print("\n3. Started again, in a new process, with the same command.")
     train_in_child(broken)
