@@ -37,7 +37,7 @@ CORE = ["tests/unit/format", "tests/unit/storage", "tests/unit/restore", "tests/
 TESTS = [*ROOM, *CORE]  # the core too, because of the NumPy and ml_dtypes that come with each
 
 COUNTS = ["passed", "failed", "skipped", "expected to fail"]
-COLUMNS = ["asked for", "TensorFlow", "Python", "NumPy", "ml_dtypes", "Keras", *COUNTS, "date"]
+COLUMNS = ["asked for", "TensorFlow", "Python", "NumPy", "ml_dtypes", "Keras", *COUNTS, "date", "commit"]
 HEAD = f"""# On which TensorFlow it was tried
 
 `make compat` writes this page: for each version a virtual environment of its own, on Linux, with `tensorflow-cpu`; in it the tests of
@@ -83,6 +83,16 @@ def what_pip_says(python: Path) -> list[str]:
     """Its complaints about what Midstride requires."""
     done = subprocess.run([python, "-m", "pip", "check"], capture_output=True, text=True, check=False)
     return [line for line in done.stdout.splitlines() if line.startswith("midstride ")]
+
+
+def commit() -> str:
+    """Of the code that is tried."""
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
+
+    changes = git("status", "--porcelain", "--", "src", "tests")
+    return (git("rev-parse", "--short", "HEAD") or "unknown") + (" and changes" if changes else "")
 
 
 def run_tests(name: str, python: Path) -> tuple[dict[str, int], list[str]]:
@@ -133,7 +143,7 @@ def try_version(name: str) -> bool:
     python = make_environment(name)
     versions = versions_in(python)
     counts, failed = run_tests(name, python)
-    facts = {"asked for": name, **versions, **counts, "date": datetime.now(UTC).date().isoformat()}
+    facts = {"asked for": name, **versions, **counts, "date": datetime.now(UTC).date().isoformat(), "commit": commit()}
     rows, sections = kept_parts()
     rows[name] = f"| {' | '.join(str(facts[column]) for column in COLUMNS)} |"
     sections.pop(name, None)

@@ -28,6 +28,14 @@ def may_pass(error: BaseException) -> bool:
     return isinstance(error, _PASSING)
 
 
+def what_is_safe(folder: str) -> str:
+    """After a write that failed: what became of the checkpoints before it, for the message."""
+    with contextlib.suppress(tf.errors.OpError):
+        if not tf.io.gfile.isdir(folder):
+            return f"{folder} is gone: put it back where it was moved, or make it, and save again"
+    return "Earlier ones are untouched"
+
+
 def written_bytes(prefix: str) -> int:
     """Of the files of all checkpoints of this name, also of those in the making: it grows while TensorFlow writes."""
     total = 0

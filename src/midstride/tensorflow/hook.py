@@ -13,6 +13,7 @@ import tensorflow as tf
 from tensorflow.python.framework import meta_graph
 from tensorflow.python.training import training_util
 
+from midstride.errors import Deadline
 from midstride.info import CheckpointInfo
 from midstride.limits import EXIT_SECONDS, STORAGE_SECONDS
 from midstride.listeners import Listener
@@ -121,12 +122,19 @@ class AsyncCheckpointSaverHook(_v1.train.CheckpointSaverHook):  # type: ignore[m
             max_failures=max_failures,
             listeners=lambda: [item for item in self._listeners if isinstance(item, Listener)],
             may_pass=durable.may_pass,
+            what_is_safe=lambda: durable.what_is_safe(self._folder),
         )
 
     # What TensorFlow calls.
 
     def begin(self) -> None:
         durable.make_folder(self._checkpoint_dir)
+        if "[" in self._checkpoint_dir:
+            _log.warning(
+                "%s: TensorFlow takes [ in a path for a pattern when it restores, and finds no checkpoint there. "
+                "Choose a folder without, or move the checkpoints before they are restored",
+                self._checkpoint_dir,
+            )
         self._ending = False
         self._summary_writer = _v1.summary.FileWriterCache.get(self._checkpoint_dir)
         self._global_step_tensor = training_util._get_or_create_global_step_read()
@@ -165,15 +173,22 @@ class AsyncCheckpointSaverHook(_v1.train.CheckpointSaverHook):  # type: ignore[m
     def after_run(self, run_context: Any, run_values: Any) -> None:
         # It is read beside the train op, so it may be of before it: it tells only whether a save may be due.
         if self._timer.should_trigger_for_step(run_values.results + self._steps_per_run):
-            step = int(run_context.session.run(self._global_step_tensor))
-            if self._timer.should_trigger_for_step(step):
-                self._trigger(run_context.session, step)
+            self._trigger_if_due(run_context.session)
         if self._signal is not None and self._signal.observe(run_values.results):
             self._signal.taken(run_values.results)
             self._save_and_stop(run_context.session)
         self._saves.check()
         if self._saves.stop_requested:
             run_context.request_stop()
+
+    def _trigger_if_due(self, session: Any) -> None:
+        # One that was put off stays due, and is put off again without a run of the session at every step.
+        if self._put_off and self._busy == "skip" and self._saves.busy(0):
+            self._skip(time.perf_counter())
+            return
+        step = int(session.run(self._global_step_tensor))
+        if self._timer.should_trigger_for_step(step):
+            self._trigger(session, step)
 
     def _save_and_stop(self, session: Any) -> None:
         _log.info("A signal arrived: this step is saved, and training is asked to stop.")
@@ -193,6 +208,7 @@ class AsyncCheckpointSaverHook(_v1.train.CheckpointSaverHook):  # type: ignore[m
     def end(self, session: Any) -> None:
         _log.info("Waiting for any pending checkpoints to finish.")
         _log.info("Waiting for any pending write_graph to finish.")
+        hangs = False
         try:
             self._saves.wait(stall_seconds=EXIT_SECONDS)
             last_step = int(session.run(self._global_step_tensor))
@@ -201,13 +217,16 @@ class AsyncCheckpointSaverHook(_v1.train.CheckpointSaverHook):  # type: ignore[m
                 self._save(session, last_step)
             for listener in self._tensorflow_listeners():
                 listener.end(session, last_step)
+        except Deadline:
+            hangs = True
+            raise
         finally:
             if self._snapshotter is not None:
                 self._snapshotter.forget_session()
             if self._signal is not None:
                 self._signal.close()
                 self._signal = None
-            self._saves.close()
+            self._saves.close(wait=not hangs)
 
     def _set_steps_per_run(self, steps_per_run: int) -> None:
         self._steps_per_run = steps_per_run
@@ -237,16 +256,22 @@ class AsyncCheckpointSaverHook(_v1.train.CheckpointSaverHook):  # type: ignore[m
                 if not self._put_off:
                     _log.info("Saver thread still in progress, skipping checkpoint.")
                 self._put_off = True
-                self._saves.recorder.add(saves_skipped=1)
-                count_blocked(time.perf_counter() - began)
-                self._saves.raise_if_stalled()
+                self._skip(began)
                 return False
             self._saves.wait()
         self._put_off = False
-        self._timer.update_last_triggered_step(step if self._every is None else step - step % self._every)
+        self._triggered_at(step)
         _log.info("Triggering checkpoint. %s", step)
         self._save(session, step)
         return True
+
+    def _skip(self, began: float) -> None:
+        self._saves.recorder.add(saves_skipped=1)
+        count_blocked(time.perf_counter() - began)
+        self._saves.raise_if_stalled()
+
+    def _triggered_at(self, step: int) -> None:
+        self._timer.update_last_triggered_step(step if self._every is None else step - step % self._every)
 
     def _save(self, session: Any, step: int) -> bool:
         """Subclasses know it by this signature. Returns whether a listener has asked to stop."""
@@ -263,8 +288,10 @@ class AsyncCheckpointSaverHook(_v1.train.CheckpointSaverHook):  # type: ignore[m
         if self._saves.statistics().snapshot != snapshotter.mode:
             _log.info("Checkpoints of %s: %s.", self._checkpoint_dir, snapshotter.reason)
             self._saves.recorder.set(snapshot=snapshotter.mode)
-        if snapshot.step is not None:
-            step = snapshot.step  # other workers may have trained on since
+        if snapshot.step is not None and snapshot.step != step:
+            # Other workers, or a listener, have trained on since.
+            step = snapshot.step
+            self._triggered_at(step)
         count_saved(began - self._last_write_began)
         self._last_write_began = began
         here = self._blocking or self._ending or snapshot.blocking

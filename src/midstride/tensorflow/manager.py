@@ -95,6 +95,7 @@ class CheckpointManager(tf.train.CheckpointManager):  # type: ignore[misc]
             max_failures=max_failures,
             listeners=lambda: told,
             may_pass=durable.may_pass,
+            what_is_safe=lambda: durable.what_is_safe(self._on_disk(self.directory)),
         )
 
     # What there is.
@@ -106,7 +107,10 @@ class CheckpointManager(tf.train.CheckpointManager):  # type: ignore[misc]
 
     @property
     def checkpoints(self) -> list[str]:
-        """The checkpoints that are durable, oldest first, without those that are kept for good by the hour."""
+        """The checkpoints that are durable, oldest first, without those that are kept for good by the hour.
+
+        As TensorFlow's own, it does not look whether somebody else has deleted some meanwhile.
+        """
         return [path for path in self._kept.active if path not in self._in_doubt]
 
     def statistics(self) -> Statistics:

@@ -35,12 +35,17 @@ class Saves:
         max_failures: int,
         listeners: Callable[[], Sequence[Listener]],
         may_pass: Callable[[BaseException], bool],
+        what_is_safe: Callable[[], str],
     ) -> None:
-        """``may_pass``: whether an error may be over when the write is tried again."""
+        """``may_pass``: whether an error may be over when the write is tried again.
+
+        ``what_is_safe`` says it of the checkpoints before one that failed, or what to do.
+        """
         self._what = what
         self._max_failures = max_failures
         self._listeners = listeners
         self._may_pass = may_pass
+        self._what_is_safe = what_is_safe
         self.recorder = Recorder()
         self._failures = Failures(lambda: self.recorder.read().failures_in_a_row)
         self._worker = Worker(WRITER_THREAD)
@@ -123,7 +128,7 @@ class Saves:
             try:
                 info = with_retries(write, limits.RETRY_SECONDS, self._may_pass, self._retrying)
             except BaseException as error:
-                self._failed(pending, _as_write_error(error, step))
+                self._failed(pending, self._as_write_error(error, step))
                 return
             finally:
                 release()
@@ -197,6 +202,13 @@ class Saves:
             self._with_listeners = False
             self._end(pending, None, error)
 
+    def _as_write_error(self, error: BaseException, step: int) -> BaseException:
+        if isinstance(error, MidstrideError) and not isinstance(error, TimeoutError | StorageError):
+            return error
+        failure = WriteError(f"the checkpoint of step {step} could not be written: {error}. {self._what_is_safe()}")
+        failure.__cause__ = error
+        return failure
+
     def _end(self, pending: PendingSave, info: CheckpointInfo | None, error: BaseException | None) -> None:
         with self._lock:
             pending._end(info, error)
@@ -244,13 +256,17 @@ class Saves:
             self._tell("begin", RunBegan(self._what))
         exit_guard.add(self)
 
-    def close(self, timeout: float | None = None) -> None:
-        """Wait for what is running, end the worker, and raise a failure that nobody was told of."""
+    def close(self, timeout: float | None = None, *, wait: bool = True) -> None:
+        """Wait for what is running, end the worker, and raise a failure that nobody was told of.
+
+        ``wait=False``: it was waited for in vain.
+        """
         exit_guard.discard(self)
         if os.getpid() != self._process:
             return
         try:
-            self.wait(timeout, limits.EXIT_SECONDS)
+            if wait:
+                self.wait(timeout, limits.EXIT_SECONDS)
             if not self._worker.stop(limits.WRITER_SECONDS):
                 _log.warning("the thread that writes into %s hangs", self._what)
         finally:
@@ -258,11 +274,3 @@ class Saves:
                 self._open = False
                 self._tell("end", RunEnded(self._last))
             self._failures.surface(0)
-
-
-def _as_write_error(error: BaseException, step: int) -> BaseException:
-    if isinstance(error, MidstrideError) and not isinstance(error, TimeoutError | StorageError):
-        return error
-    failure = WriteError(f"the checkpoint of step {step} could not be written: {error}. Earlier ones are untouched")
-    failure.__cause__ = error
-    return failure

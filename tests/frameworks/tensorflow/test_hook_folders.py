@@ -148,3 +148,30 @@ def test_a_hook_begins_its_next_session_afresh(tmp_path: Path) -> None:
     assert runs(hook, first) == 3
     hook._scaffold = second.scaffold
     assert runs(hook, second) == 3
+
+
+def test_a_folder_that_tensorflow_takes_for_a_pattern_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not so ``*`` and ``?``, which it finds its files by."""
+    for name in ("run [1]", "run*1", "run?1"):
+        caplog.clear()
+        folder = tmp_path / name
+        train(folder, 2)
+        is_found = v1.train.checkpoint_exists(str(folder / "model.ckpt-2"))
+        assert is_found == ("takes [ in a path for a pattern" not in caplog.text), name
+        assert steps_on_disk(folder) == [1, 2]
+
+
+def test_a_folder_that_was_removed_is_said_to_be_gone(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    task = make_task(variables=1)
+    hook = ours(str(folder), save_steps=1, scaffold=task.scaffold, max_failures=9)
+    with pytest.raises(ms.WriteError, match=r"run is gone: put it back") as caught, loop(task, hook) as training:
+        training.run()
+        hook.wait(WATCHDOG_SECONDS)
+        shutil.rmtree(folder)
+        training.run()
+        hook.wait(WATCHDOG_SECONDS)
+        hook._saves.check(tolerated=0)
+    assert "untouched" not in str(caught.value)

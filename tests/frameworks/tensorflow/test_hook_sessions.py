@@ -23,8 +23,9 @@ import tensorflow as tf
 from tensorflow.python.training import monitored_session
 
 import midstride as ms
+from midstride import limits
 from midstride.tensorflow import AsyncCheckpointSaverHook, CheckpointFolder, latest_checkpoint
-from midstride.tensorflow.snapshot import _is_held
+from midstride.tensorflow.snapshot import _Buffers, _is_held
 from tests.frameworks.tensorflow.test_snapshot import ROWS, files, save_plainly
 from tests.frameworks.tensorflow.training import (
     WATCHDOG_SECONDS,
@@ -841,3 +842,114 @@ def test_listeners_may_be_added_later(tmp_path: Path) -> None:
         run()
     assert listener.counts == (1, 2, 2, 1)
     assert "after 1" in own.events
+
+
+class TrainsOn(v1.train.CheckpointSaverListener):
+    """A listener that takes one more step before each save."""
+
+    def __init__(self, train_op: Any) -> None:
+        self._train_op = train_op
+
+    def before_save(self, session: Any, global_step_value: Any) -> None:
+        session.run(self._train_op)
+
+
+def test_label_and_timer_are_of_the_step_of_the_snapshot(tmp_path: Path) -> None:
+    task = make_task(variables=2)
+    hook = ours(str(tmp_path), save_steps=5, scaffold=task.scaffold, listeners=[TrainsOn(task.train_op)])
+    with loop(task, hook, created=True, settle=lambda: hook.wait(WATCHDOG_SECONDS)) as training:
+        training.run(5)  # from 1, where the listener took it, to 6
+        assert hook._last_checkpoint_step == 7
+    assert steps_on_disk(tmp_path) == [1, 7]
+    assert [values_of(tmp_path, step) for step in (1, 7)] == [{1}, {7}]
+
+
+def test_a_save_that_a_recovery_put_off_is_due_though_a_later_step_was_saved(tmp_path: Path) -> None:
+    class Break(v1.train.SessionRunHook):
+        armed = False
+
+        def before_run(self, run_context: Any) -> None:
+            if self.armed:
+                self.armed = False
+                raise tf.errors.AbortedError(None, None, "the worker is gone (injected)")
+
+    task, breaker = make_task(variables=1, saver=lambda: ProbedSaver(hold=(2,))), Break()
+    saver = task.scaffold.saver
+    hook = ours(str(tmp_path), save_steps=5, scaffold=task.scaffold)
+    with task.graph.as_default():
+        creator = v1.train.ChiefSessionCreator(task.scaffold, checkpoint_dir=str(tmp_path))
+        with v1.train.MonitoredSession(creator, hooks=[hook, breaker]) as session:
+            hook.wait(WATCHDOG_SECONDS)
+            for _ in range(5):
+                session.run(task.train_op)
+            saver.wait_until_held()
+            breaker.armed = True
+            session.run(task.train_op)  # the checkpoint of step 0 is restored first, while that of step 5 is written
+            saver.go.set()
+            hook.wait(WATCHDOG_SECONDS)
+            session.run(task.train_op)
+            hook.wait(WATCHDOG_SECONDS)
+            assert hook._last_checkpoint_step == 2
+
+
+def test_without_memory_for_the_copy_the_rest_stays_held_and_the_checkpoint_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy, copies = _Buffers.copy, []
+
+    def failing(buffers: Any, number: int, value: Any) -> Any:
+        copies.append(number)
+        if len(copies) % 2 == 0:
+            raise MemoryError
+        return copy(buffers, number, value)
+
+    monkeypatch.setattr(_Buffers, "copy", failing)
+    task = make_task(variables=4)
+    hook = ours(str(tmp_path), save_steps=1, scaffold=task.scaffold, busy="wait")
+    with loop(task, hook, created=True) as training:
+        training.run(3)
+        training.end()
+    assert len(copies) >= 4
+    assert steps_on_disk(tmp_path) == [0, 1, 2, 3]
+    assert [values_of(tmp_path, step) for step in range(4)] == [{0}, {1}, {2}, {3}]
+    assert hook.statistics().saves_failed == 0
+
+
+def test_a_save_that_is_put_off_costs_no_run_of_the_session_at_each_step(tmp_path: Path) -> None:
+    task = make_task(variables=1, saver=lambda: ProbedSaver(hold=(2,)))
+    hook = ours(str(tmp_path), save_steps=1, scaffold=task.scaffold)
+    with loop(task, hook, created=True) as training:
+        hook.wait(WATCHDOG_SECONDS)
+        training.run()
+        task.scaffold.saver.wait_until_held()
+        run, reads = training.session.run, []
+
+        def counted(fetches: Any, *arguments: Any, **options: Any) -> Any:
+            reads.append(fetches is hook._global_step_tensor)
+            return run(fetches, *arguments, **options)
+
+        training.session.run = counted
+        training.run(10)
+        assert hook.statistics().saves_skipped == 10
+        assert sum(reads) <= 1, "the first of them reads the step"
+        task.scaffold.saver.go.set()
+        hook.wait(WATCHDOG_SECONDS)
+        training.run()
+        training.session.run = run
+        training.end()
+    assert steps_on_disk(tmp_path) == [0, 1, 12]
+
+
+def test_the_end_waits_once_for_a_disk_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("midstride.tensorflow.hook.EXIT_SECONDS", 0.5)
+    monkeypatch.setattr(limits, "EXIT_SECONDS", 3600.0)
+    monkeypatch.setattr(limits, "WRITER_SECONDS", 0.1)
+    task = make_task(variables=1, saver=lambda: ProbedSaver(hold=(2,)))
+    hook = ours(str(tmp_path), save_steps=1, scaffold=task.scaffold)
+    with loop(task, hook, created=True) as training:
+        hook.wait(WATCHDOG_SECONDS)
+        training.run()
+        task.scaffold.saver.wait_until_held()
+        with pytest.raises(ms.Deadline, match=r"no progress for 0\.5 s"):
+            training.end()
+        task.scaffold.saver.go.set()
