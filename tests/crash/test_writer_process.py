@@ -88,8 +88,12 @@ def count(tmp_path_factory: pytest.TempPathFactory) -> int:
     return operations(tmp_path_factory.mktemp("count") / "run")
 
 
-def numbers(every: int, first: int) -> list[int]:
-    return list(range(first, 90, every))
+LONG = bool(os.environ.get("MIDSTRIDE_LONG"))
+
+
+def numbers(every: int, first: int, last: int = 90) -> list[int]:
+    """Every so many, beginning with ``first``; all of them in the long form."""
+    return list(range(1, last)) if LONG else list(range(first, last, every))
 
 
 def strike_at(number: int, late: bool, signum: int, tmp_path: Path) -> ms.Statistics:
@@ -136,13 +140,13 @@ def strike_at_message(number: int, signum: int, tmp_path: Path, monkeypatch: pyt
     return [info.seq for info in ms.open(run).checkpoints()]
 
 
-@pytest.mark.parametrize("number", range(2, 46, 3))
+@pytest.mark.parametrize("number", numbers(3, 2, 46))
 def test_a_writer_that_is_killed_at_a_message(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seqs = strike_at_message(number, signal.SIGKILL, tmp_path, monkeypatch)
     assert seqs == [1, 3, 4], "nothing was published twice"
 
 
-@pytest.mark.parametrize("number", [4, 19, 34])
+@pytest.mark.parametrize("number", numbers(15, 4, 46))
 def test_a_writer_that_is_stopped_at_a_message(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "WRITER_SECONDS", 3.0)
     assert strike_at_message(number, signal.SIGSTOP, tmp_path, monkeypatch) == [1, 3, 4]
@@ -159,6 +163,11 @@ def test_a_writer_that_adopts_nothing_is_noticed(tmp_path: Path, monkeypatch: py
 
 
 # The trainer dies.
+
+
+LARGE = """
+def state(n): return {"w": np.full(4_000_000, n), "n": n}
+"""
 
 
 def train(script: str, *arguments: str, **options: Any) -> subprocess.Popen[str]:
@@ -179,11 +188,6 @@ def orphans_are_gone(run: Path) -> None:
         return True
 
     wait_until(free)
-
-
-LARGE = """
-def state(n): return {"w": np.full(4_000_000, n), "n": n}
-"""
 
 
 def test_what_save_has_returned_for_survives_the_trainers_death(tmp_path: Path) -> None:
@@ -209,7 +213,12 @@ os.kill(os.getpid(), signal.SIGKILL)
 DIES_AT_A_MESSAGE = """
 from midstride.save import process_engine
 mode = sys.argv[3] if len(sys.argv) > 3 else ""
-if "slow" in mode:
+if mode == "forked":
+    if os.fork() == 0:
+        os.closerange(1, 3)
+        time.sleep(4)
+        os._exit(0)
+elif "slow" in mode:
     flush = process_engine._Process.flush
     process_engine._Process.flush = lambda writer: (time.sleep(0.3), flush(writer))
 elif mode:
@@ -253,9 +262,53 @@ def dies_at(number: int, run: Path, *broken: str) -> list[int]:
     return [info.step for info in ms.open(run).checkpoints() if info.step < 3]
 
 
+@pytest.mark.parametrize("forked", ["", "forked"])
 @pytest.mark.parametrize("number", [1, 2, 3, 4, 5])
-def test_a_trainer_that_dies_while_it_stages(number: int, tmp_path: Path) -> None:
-    assert dies_at(number, tmp_path) == ([1] if number <= 3 else [2])
+def test_a_trainer_that_dies_while_it_stages(number: int, forked: str, tmp_path: Path) -> None:
+    assert dies_at(number, tmp_path, forked) == ([1] if number <= 3 else [2])
+
+
+DIES_AT_AN_OPERATION = (
+    LARGE
+    + """
+from midstride.testing import StruckStorage
+storage = StruckStorage(ms.LocalStorage(sys.argv[1]), int(sys.argv[2]), signal.SIGKILL, sys.argv[3], pid=os.getpid())
+ckpt = ms.Checkpointer(storage, keep=1, engine="process")
+for step in range(1, 4):
+    print("begin", step, flush=True)
+    pending = ckpt.save(step, state(step))
+    print("returned", step, flush=True)
+    pending.result()
+    print("saved", step, flush=True)
+ckpt.wait()
+"""
+)
+
+
+@pytest.mark.parametrize("number", numbers(7, 3, 80))
+def test_a_trainer_that_dies_while_its_writer_works(number: int, tmp_path: Path) -> None:
+    run, mark = tmp_path / "run", tmp_path / "struck"
+    trainer = train(DIES_AT_AN_OPERATION, str(run), str(number), str(mark))
+    # The last line may be cut short by the kill.
+    said = [
+        line.split() for line in trainer.communicate(timeout=60)[0].splitlines(keepends=True) if line.endswith("\n")
+    ]
+    if not mark.exists():
+        assert said[-1] == ["saved", "3"]
+        return
+    assert trainer.returncode == -signal.SIGKILL
+    begun = max(int(step) for what, step in said if what == "begin")
+    returned = max((int(step) for what, step in said if what != "begin"), default=0)
+    if run.exists():
+        orphans_are_gone(run)
+    with ms.Checkpointer(run) as ckpt:
+        restored = ckpt.restore()
+        step = 0 if restored is None else restored.step
+        assert returned <= step <= begun
+        assert restored is None or (restored.state["w"] == step).all()
+        ckpt.save(9, {"w": np.zeros(3)}).result()
+        ckpt.wait()
+    assert leftovers(run) == []
 
 
 @pytest.mark.parametrize(("mode", "kept"), [("slow", [2]), ("slow and careless", [1])])

@@ -128,8 +128,8 @@ def kill_at(number: int, *, late: bool = False) -> Fault:
 
 
 class _Struck(Fault):
-    def __init__(self, number: int, signum: int | None, mark: str | None, *, late: bool) -> None:
-        self._number, self._signum, self._mark, self._late = number, signum, mark, late
+    def __init__(self, number: int, action: Callable[[], object], mark: str | None, *, late: bool) -> None:
+        self._number, self._action, self._mark, self._late = number, action, mark, late
 
     def _strike(self, operation: Operation) -> None:
         if operation.number != self._number:
@@ -139,10 +139,7 @@ class _Struck(Fault):
                 os.close(os.open(self._mark, os.O_CREAT | os.O_EXCL))
             except FileExistsError:
                 return  # it was another's turn before
-        if self._signum is None:
-            threading.Event().wait()
-        else:
-            os.kill(os.getpid(), self._signum)
+        self._action()
 
     def before(self, operation: Operation) -> None:
         if not self._late:
@@ -262,27 +259,43 @@ class _FaultyLock:
 
 
 class StruckStorage(FaultyStorage):
-    """Sends a signal to the writer process that uses it, at its operation ``number``; None: that operation hangs.
+    """Sends a signal to the writer process that uses it, or to another, at its operation ``number``.
 
-    ``inner`` must be one that another process can open. ``mark`` is a file that is made when it happens, and
-    while it is there the next writers are spared; None spares none.
+    ``inner`` must be one that another process can open. Without a signal, that operation hangs. ``mark`` is a file
+    that is made when it happens, and while it is there the next writers are spared; None spares none. ``pid``
+    is the process that gets the signal; by default it is the writer.
     """
 
     shared = True
 
     def __init__(
-        self, inner: Storage, number: int, signum: int | None, mark: str | None, *, late: bool = False
+        self,
+        inner: Storage,
+        number: int,
+        signum: int | None,
+        mark: str | None,
+        *,
+        late: bool = False,
+        pid: int | None = None,
     ) -> None:
         super().__init__(inner)
-        self._arguments = (inner, number, signum, mark)
-        self._late = late
+        self._inner_and_strike = (inner, number, signum, mark, late, pid)
         self.root = getattr(inner, "root", None)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _in_the_writer, (*self._arguments, self._late)
+        return _in_the_writer, self._inner_and_strike
 
 
-def _in_the_writer(inner: Storage, number: int, signum: int | None, mark: str | None, late: bool) -> StruckStorage:
-    storage = StruckStorage(inner, number, signum, mark, late=late)
-    storage.fault = _Struck(number, signum, mark, late=late)
+def _in_the_writer(
+    inner: Storage, number: int, signum: int | None, mark: str | None, late: bool, pid: int | None
+) -> StruckStorage:
+    storage = StruckStorage(inner, number, signum, mark, late=late, pid=pid)
+
+    def action() -> None:
+        if signum is None:
+            threading.Event().wait()
+        else:
+            os.kill(os.getpid() if pid is None else pid, signum)
+
+    storage.fault = _Struck(number, action, mark, late=late)
     return storage
