@@ -61,7 +61,7 @@ def after(folder: Path, said: Acknowledged) -> dict[str, list[str]]:
     storage = ms.LocalStorage(folder)
     wrong = problems(storage, said)
     try:
-        with ms.Checkpointer(folder) as ckpt:
+        with ms.Checkpointer(folder, engine="thread") as ckpt:
             ckpt.restore()
             ckpt.save(9, state_of(9)).result()
     except ms.MidstrideError as error:
