@@ -3,6 +3,7 @@
     RUN/
     ├── midstride.json                        MARKER
     ├── .lock                                 LOCK
+    ├── writer.log                            WRITER_LOG
     └── step-000000000500-3f9c01a7/           step_folder(500, "3f9c01a7")
         ├── model.safetensors                 data_file(stem, 1, 1)
         ├── big-00001-of-00002.safetensors    data_file(stem, 1, 2)
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 
 MARKER = "midstride.json"
 LOCK = ".lock"
+WRITER_LOG = "writer.log"
 MANIFEST = "manifest.json"
 MANIFEST_DRAFT = "manifest.json.tmp"
 INDEX_SUFFIX = ".safetensors.index.json"

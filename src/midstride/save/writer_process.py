@@ -185,12 +185,12 @@ def _poll(events: dict[int, int], seconds: float) -> set[int]:
 
 
 class _Log(logging.Handler):
-    """Lines go to the trainer's log; once it is dead, to ``writer.log`` in the run's folder, which stays small."""
+    """Lines go to the trainer's log; once it is dead, to a file in the run's folder, which stays small."""
 
     def __init__(self, trainer: _Trainer, root: str | None) -> None:
         super().__init__()
         self._trainer = trainer
-        self._path = os.path.join(root, "writer.log") if root is not None else None
+        self._path = os.path.join(root, layout.WRITER_LOG) if root is not None else None
         self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
 
     def emit(self, record: logging.LogRecord) -> None:
