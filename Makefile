@@ -20,6 +20,7 @@ check: $(READY)
 
 bench: $(READY)
 	$(BIN)/python benchmarks/bench_core.py
+	$(BIN)/python benchmarks/bench_training.py
 
 crash: $(READY)
 	MIDSTRIDE_LONG=1 $(BIN)/python -m pytest tests/crash --timeout 3600

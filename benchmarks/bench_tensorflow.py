@@ -3,10 +3,8 @@
     python benchmarks/bench_tensorflow.py            1.2 GiB of resource variables with Adam, a save at every third step
     python benchmarks/bench_tensorflow.py --quick    small sizes; asserts counts and bytes, never time
 
-Each repetition of each way is a process of its own (``tensorflow_loop.py``), and they take turns, so that a slow hour
-of the machine hits all. Each slowdown is against the loop without checkpoints of the same round. A repetition during
-which the machine was not ours is void and made again: a copy in memory, before and after it, took longer than the
-quickest of the run, or other processes used the cores meanwhile.
+Each repetition of each way is a process of its own (``tensorflow_loop.py``), in rounds (``rounds.py``). Each slowdown
+is against the loop without checkpoints of the same round.
 """
 
 from __future__ import annotations
@@ -17,18 +15,15 @@ import os
 import platform
 import shutil
 import statistics
-import subprocess
-import sys
 import tempfile
-import threading
-import time
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from machine import MIB, Canary, floors, is_ours, user_seconds_of_others
+from machine import MIB
+from rounds import pairs, run_loop, run_rounds, spread, table
 
 HERE = Path(__file__).parent
 BASE = "none"
@@ -44,10 +39,6 @@ ABOUT = {
 }
 TRIGGER_GOAL, SLOWDOWN_GOAL = 0.2, 48.0
 """The trigger beside a warm copy of the same bytes; per cent."""
-
-ATTEMPTS = 3
-LOOK_SECONDS = 0.25
-"""Between two looks at a process's memory: one takes up to 20 ms of a core."""
 
 
 @dataclass(frozen=True)
@@ -68,93 +59,20 @@ FULL = Sizes(width=2048, layers=25, batch=256)
 QUICK = Sizes(width=128, layers=4, batch=8)
 
 
-# One repetition.
-
-
-def one(way: str, sizes: Sizes, folder: Path, quick: bool) -> dict[str, Any]:
-    """Run a loop in a process; what it measured, and its highest memory in the loop."""
-    folder.mkdir()
-    task = {"way": way, "folder": str(folder), **asdict(sizes), "settle_each_step": quick}
-    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"}
-    command = [sys.executable, "-W", "ignore", str(HERE / "tensorflow_loop.py"), json.dumps(task)]
-    with tempfile.TemporaryFile("w+") as errors:
-        child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment)
-        looking = threading.Event()
-        highest: list[int] = [0]
-        watcher = threading.Thread(target=_watch, args=(child.pid, looking, highest), daemon=True)
-        last = ""
-        assert child.stdout is not None
-        for line in child.stdout:
-            last = line
-            if line == "measuring\n":
-                watcher.start()
-            elif line == "measured\n":
-                looking.set()
-        if child.wait():
-            errors.seek(0)
-            raise SystemExit(f"{way}: exit code {child.returncode}\n{errors.read()[-3000:]}")
-    shutil.rmtree(folder)
-    return {**json.loads(last), "highest_bytes": highest[0]}
-
-
-def _watch(pid: int, ended: threading.Event, highest: list[int]) -> None:
-    """The process's proportional memory (PSS)."""
-    while not ended.wait(LOOK_SECONDS):
-        try:
-            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-        except OSError:
-            return
-        found = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:")), 0)
-        highest[0] = max(highest[0], found)
-
-
-def one_on_a_quiet_machine(canary: Canary, way: str, sizes: Sizes, folder: Path) -> dict[str, Any]:
-    """The first of a few attempts during which the machine was ours, or the last."""
-    for attempt in range(1, ATTEMPTS + 1):
-        os.sync()  # what the loop before has left unwritten is not this one's
-        before, others, began = canary.look(), user_seconds_of_others(), time.perf_counter()
-        result = one(way, sizes, folder, quick=False)
-        wall = time.perf_counter() - began
-        others = (user_seconds_of_others() - others) / (wall * (os.cpu_count() or 1))
-        os.sync()
-        after = canary.look()
-        result |= {"canary": [before, after], "others": others, "attempt": attempt}
-        result["void"] = not is_ours([before, after], others)
-        if not result["void"]:
-            break
-    loop, state = result["loop_seconds"], "VOID: the machine was not ours" if result["void"] else ""
-    note(f"{way:14} loop {loop:6.2f} s  canary {before:.2f} {after:.2f}  others {others:.1%}  {state}")
-    return result
-
-
-def note(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
 # All of them.
 
 
-def run_rounds(sizes: Sizes, folder: Path, ways: list[str], repeats: int) -> dict[str, Any]:
-    """``repeats`` rounds; in each, the floors and every way once, beginning with another way each time."""
-    canary = Canary()
-    results: dict[str, Any] = {"floors": [], "loops": {way: [] for way in ways}}
-    for number in range(repeats):
-        note(f"round {number + 1} of {repeats}")
-        results["floors"].append(floors(sizes.nbytes, folder))
-        first = number % len(ways)
-        for way in ways[first:] + ways[:first]:
-            results["loops"][way].append(one_on_a_quiet_machine(canary, way, sizes, folder / "run"))
-    return results
+def one(way: str, sizes: Sizes, folder: Path, *, quick: bool) -> dict[str, Any]:
+    task = {"way": way, **asdict(sizes), "settle_each_step": quick}
+    return run_loop(HERE / "tensorflow_loop.py", task, folder / "run")
 
 
 def figures(results: dict[str, Any]) -> dict[str, dict[str, list[float]]]:
     """Of each way, each figure's value in each repetition that is not void; saves' times are of all saves."""
     found: dict[str, dict[str, list[float]]] = {}
-    base = results["loops"][BASE]
-    for way, loops in results["loops"].items():
+    for way, loops in pairs(results, BASE).items():
         of: dict[str, list[float]] = {}
-        good = [(mine, none) for mine, none in zip(loops, base, strict=True) if not (mine["void"] or none["void"])]
-        for mine, none in good or zip(loops, base, strict=True):
+        for mine, none in loops:
             values = {
                 "trigger": mine["trigger_seconds"],
                 "stall": mine["stall_seconds"],
@@ -173,14 +91,6 @@ def figures(results: dict[str, Any]) -> dict[str, dict[str, list[float]]]:
                 of.setdefault(name, []).extend(some)
         found[way] = of
     return found
-
-
-def spread(values: list[float] | None, form: str = ".2f") -> str:
-    """The median, with the least and the most behind it."""
-    if not values:
-        return ""
-    middle, least, most = (f"{value:{form}}" for value in (statistics.median(values), min(values), max(values)))
-    return middle if least == most else f"{middle} ({least} to {most})"
 
 
 def report(results: dict[str, Any], sizes: Sizes) -> str:
@@ -244,12 +154,6 @@ def has_hook(way: str) -> bool:
     return way not in (BASE, "bare writer")
 
 
-def table(rows: dict[str, dict[str, str]]) -> list[str]:
-    columns = ["", *next(iter(rows.values()))]
-    lines = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
-    return lines + [f"| {way} | {' | '.join(cells.values())} |" for way, cells in rows.items()]
-
-
 def goals(found: dict[str, dict[str, list[float]]], copy: float) -> list[str]:
     lines = [
         f"Goals: trigger at most {TRIGGER_GOAL} x a warm copy; slowdown at most {SLOWDOWN_GOAL:.0f} %, with no fewer "
@@ -303,12 +207,14 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp(prefix="midstride-bench-", dir=arguments.folder))
     try:
         if arguments.quick:
-            check_counts({way: one(way, QUICK, folder / "run", quick=True) for way in WAYS}, QUICK)
+            check_counts({way: one(way, QUICK, folder, quick=True) for way in WAYS}, QUICK)
             print("counts and bytes are as they should be")
             return
         sizes = Sizes(FULL.width, arguments.layers, arguments.batch)
         ways = [way for way in WAYS if way == BASE or way in arguments.ways]
-        results = run_rounds(sizes, folder, ways, arguments.repeats)
+        results = run_rounds(
+            lambda way: one(way, sizes, folder, quick=False), ways, arguments.repeats, sizes.nbytes, folder
+        )
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     results["versions"] = {

@@ -17,10 +17,12 @@ def test_quick_form(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.timeout(900)  # seven processes that import TensorFlow
-def test_quick_form_for_tensorflow(tmp_path: Path) -> None:
-    pytest.importorskip("tensorflow")
-    script = Path(__file__).parents[2] / "benchmarks" / "bench_tensorflow.py"
+@pytest.mark.timeout(900)  # many processes that import a framework
+@pytest.mark.parametrize("framework", ["torch", "tensorflow"])
+def test_quick_form_of_the_loops(framework: str, tmp_path: Path) -> None:
+    pytest.importorskip(framework)
+    name = {"torch": "bench_training.py", "tensorflow": "bench_tensorflow.py"}[framework]
+    script = Path(__file__).parents[2] / "benchmarks" / name
     command = [sys.executable, str(script), "--quick", "--folder", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
