@@ -158,8 +158,8 @@ def report(results: dict[str, dict[str, Any]], versions: dict[str, str]) -> str:
         "",
         "Medians, with the least and the most; of a save's times, of all saves. *Call*: what a save holds the loop up "
         "for, with the wait for the one before. *Until there*: from the call until the bytes are on stable storage "
-        "where *synced* says so, else in the page cache. *CPU* and *memory* (PSS) are of all processes, beside the loop "
-        "without checkpoints. *Flipped bit*: one in the middle of the largest file, then a restore.",
+        "where *synced* says so, else in the page cache. *CPU* and *memory* (PSS) are of all processes, beside the "
+        "loop without checkpoints. *Flipped bit*: one in the middle of the largest file, then a restore.",
         "",
     ]
     for kind, of in results.items():
