@@ -54,7 +54,7 @@ def copy_then_delete(source, target):
     os.unlink(source)
 
 os.replace = os.rename = copy_then_delete
-with ms.Checkpointer(sys.argv[1]) as ckpt:
+with ms.Checkpointer(sys.argv[1], engine="thread") as ckpt:
     for step in (1, 2):
         ckpt.save(step, {"a": {"w": np.full(10, step)}})
 """

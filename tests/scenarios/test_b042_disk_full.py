@@ -169,7 +169,7 @@ _LIMITED = """
     from midstride.errors import NoSpace, WriteError
 
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    with ms.Checkpointer(sys.argv[1], keep=1) as ckpt:
+    with ms.Checkpointer(sys.argv[1], keep=1, engine="thread") as ckpt:
         ckpt.save(0, {"w": np.zeros(100_000, np.uint8)}).result()
         for step in range(1, 20):
             resource.setrlimit(resource.RLIMIT_FSIZE, (step * 5000, hard))

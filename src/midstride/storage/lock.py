@@ -184,10 +184,13 @@ _CONTENT_LIMIT_BYTES = 4096
 
 def _content(path: str) -> str:
     try:
-        with open(path, "rb") as file:
-            return file.read(_CONTENT_LIMIT_BYTES).decode("utf-8", "replace")
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # a pipe would wait for a writer
     except FileNotFoundError:
         return ""
+    try:
+        return os.read(descriptor, _CONTENT_LIMIT_BYTES).decode("utf-8", "replace")
+    finally:
+        os.close(descriptor)
 
 
 def _write_content(descriptor: int, content: str) -> None:
