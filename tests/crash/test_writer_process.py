@@ -112,13 +112,13 @@ def strike_at(number: int, late: bool, signum: int, tmp_path: Path) -> ms.Statis
 
 
 @pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize("number", numbers(6, 2))
+@pytest.mark.parametrize("number", numbers(9, 2))
 def test_a_writer_that_is_killed_costs_no_save(number: int, late: bool, count: int, tmp_path: Path) -> None:
     strike_at(number, late, signal.SIGKILL, tmp_path)
     assert late or (tmp_path / "struck").exists() == (number <= count)  # one that fails as it should has no "after"
 
 
-@pytest.mark.parametrize("number", numbers(17, 3))
+@pytest.mark.parametrize("number", numbers(40, 3))
 def test_a_writer_that_is_stopped_is_replaced(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "WRITER_SECONDS", 3.0)
     strike_at(number, False, signal.SIGSTOP, tmp_path)
@@ -140,13 +140,13 @@ def strike_at_message(number: int, signum: int, tmp_path: Path, monkeypatch: pyt
     return [info.seq for info in ms.open(run).checkpoints()]
 
 
-@pytest.mark.parametrize("number", numbers(3, 2, 46))
+@pytest.mark.parametrize("number", numbers(5, 2, 46))
 def test_a_writer_that_is_killed_at_a_message(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seqs = strike_at_message(number, signal.SIGKILL, tmp_path, monkeypatch)
     assert seqs == [1, 3, 4], "nothing was published twice"
 
 
-@pytest.mark.parametrize("number", numbers(15, 4, 46))
+@pytest.mark.parametrize("number", numbers(30, 4, 46))
 def test_a_writer_that_is_stopped_at_a_message(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "WRITER_SECONDS", 3.0)
     assert strike_at_message(number, signal.SIGSTOP, tmp_path, monkeypatch) == [1, 3, 4]
@@ -285,7 +285,7 @@ ckpt.wait()
 )
 
 
-@pytest.mark.parametrize("number", numbers(7, 3, 80))
+@pytest.mark.parametrize("number", numbers(13, 3, 80))
 def test_a_trainer_that_dies_while_its_writer_works(number: int, tmp_path: Path) -> None:
     run, mark = tmp_path / "run", tmp_path / "struck"
     trainer = train(DIES_AT_AN_OPERATION, str(run), str(number), str(mark))
