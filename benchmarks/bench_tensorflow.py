@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 from machine import MIB
-from rounds import pairs, run_loop, run_rounds, spread, table
+from rounds import pairs, run_loop, run_rounds, spread, table, unavailable, void_attempts
 
 HERE = Path(__file__).parent
 BASE = "none"
@@ -117,6 +117,7 @@ def report(results: dict[str, Any], sizes: Sizes) -> str:
         "checkpoints of all rounds were read back, the first and the last of each run too.",
         "",
         *(f"- {way}: {ABOUT[way]}." for way in found),
+        *unavailable(results),
         "",
     ]
     for name in results["floors"][0]:
@@ -146,7 +147,7 @@ def made_by(way: str, of: dict[str, list[float]], loops: list[dict[str, Any]]) -
         "good / torn / mislabelled": " / ".join(sums) if has_hook(way) else "",
         "CPU a save, s": spread(of.get("cpu")),
         "memory beside the state, MiB": spread(of["memory"], ".0f"),
-        "void": f"{sum(loop['void'] for loop in loops)} of {len(loops)}",
+        "void": void_attempts(loops),
     }
 
 
@@ -212,24 +213,31 @@ def main() -> None:
             return
         sizes = Sizes(FULL.width, arguments.layers, arguments.batch)
         ways = [way for way in WAYS if way == BASE or way in arguments.ways]
+
+        def keep(results: dict[str, Any]) -> None:
+            results["versions"] = versions(results["loops"][BASE][0]["tensorflow"])
+            (arguments.out / "tensorflow.json").write_text(json.dumps(results, indent=1))
+
+        arguments.out.mkdir(parents=True, exist_ok=True)
         results = run_rounds(
-            lambda way: one(way, sizes, folder, quick=False), ways, arguments.repeats, sizes.nbytes, folder
+            lambda way: one(way, sizes, folder, quick=False), ways, arguments.repeats, sizes.nbytes, folder, keep
         )
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    results["versions"] = {
+    text = report(results, sizes)
+    (arguments.out / "tensorflow.md").write_text(text)
+    print(text)
+
+
+def versions(tensorflow: str) -> dict[str, str]:
+    return {
         "midstride": version("midstride"),
-        "tensorflow": results["loops"][BASE][0]["tensorflow"],
+        "tensorflow": tensorflow,
         "numpy": np.__version__,
         "python": platform.python_version(),
         "kernel": platform.release(),
         "cores": str(os.cpu_count()),
     }
-    text = report(results, sizes)
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    (arguments.out / "tensorflow.json").write_text(json.dumps(results, indent=1))
-    (arguments.out / "tensorflow.md").write_text(text)
-    print(text)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Loops that are compared: each repetition of each way is a process of its own, and the ways take turns.
 
 So a slow hour of the machine hits all. A repetition during which the machine was not ours is void and made again: a
-copy in memory, before and after it, took longer than the quickest of the run, or other processes used the cores.
+copy in memory, before and after it, took longer than the quickest of the run, or other processes used the cores. A way
+that fails is not tried again, and ends nothing but itself.
 """
 
 from __future__ import annotations
@@ -30,6 +31,10 @@ Loop = dict[str, Any]
 """What a loop measured: ``loop_seconds`` at least."""
 
 
+class LoopFailed(Exception):
+    """Its text is the last line of the loop's error."""
+
+
 def note(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
@@ -38,7 +43,7 @@ def run_loop(script: Path, task: dict[str, Any], folder: Path) -> Loop:
     """Run a loop in a process; what it measured, and the highest memory of it and what it started.
 
     Its argument is ``task`` as JSON with the ``folder``, which is made and removed. It prints the lines "measuring" and
-    "measured" around its loop, and last what it measured.
+    "measured" around its loop, and last what it measured. Raises ``LoopFailed``.
     """
     folder.mkdir()
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"}
@@ -58,8 +63,12 @@ def run_loop(script: Path, task: dict[str, Any], folder: Path) -> Loop:
             elif line.startswith("{"):
                 last = line
         if child.wait():
+            looking.set()
+            shutil.rmtree(folder)
             errors.seek(0)
-            raise SystemExit(f"{task['way']}: exit code {child.returncode}\n{errors.read()[-3000:]}")
+            text = errors.read().strip()
+            note(f"{task['way']}: exit code {child.returncode}\n{text[-3000:]}")
+            raise LoopFailed(text.splitlines()[-1] if text else f"exit code {child.returncode}")
     shutil.rmtree(folder)
     return {**json.loads(last), "highest_bytes": highest[0]}
 
@@ -69,16 +78,35 @@ def _watch(pid: int, ended: threading.Event, highest: list[int]) -> None:
         highest[0] = max(highest[0], pss_bytes(pid))
 
 
-def run_rounds(run: Callable[[str], Loop], ways: list[str], repeats: int, nbytes: int, folder: Path) -> dict[str, Any]:
-    """``repeats`` rounds; in each, the floors and every way once, beginning with another way each time."""
+def run_rounds(
+    run: Callable[[str], Loop],
+    ways: list[str],
+    repeats: int,
+    nbytes: int,
+    folder: Path,
+    keep: Callable[[dict[str, Any]], None],
+) -> dict[str, Any]:
+    """``repeats`` rounds; in each, the floors and every way once, beginning with another way each time.
+
+    ``keep`` gets the results so far after each round. The first of ``ways`` is what the others are compared with: if it
+    fails, that is raised. Of another, "unavailable" says why, and its loops are those of the rounds before.
+    """
     canary = Canary()
-    results: dict[str, Any] = {"floors": [], "loops": {way: [] for way in ways}}
+    results: dict[str, Any] = {"floors": [], "loops": {way: [] for way in ways}, "unavailable": {}}
     for number in range(repeats):
         note(f"round {number + 1} of {repeats}")
         results["floors"].append(floors(nbytes, folder))
         first = number % len(ways)
         for way in ways[first:] + ways[:first]:
-            results["loops"][way].append(_on_a_quiet_machine(canary, way, run))
+            if way in results["unavailable"]:
+                continue
+            try:
+                results["loops"][way].append(_on_a_quiet_machine(canary, way, run))
+            except LoopFailed as failure:
+                if way == ways[0]:
+                    raise
+                results["unavailable"][way] = str(failure)
+        keep(results)
     return results
 
 
@@ -102,12 +130,23 @@ def _on_a_quiet_machine(canary: Canary, way: str, run: Callable[[str], Loop]) ->
 
 
 def pairs(results: dict[str, Any], base: str) -> dict[str, list[tuple[Loop, Loop]]]:
-    """Of each way, its loops with the loop of ``base`` of the same round; without the void, if there are others."""
+    """Of each way that has any, its loops with the loop of ``base`` of the same round; not the void, if others are."""
     found = {}
     for way, loops in results["loops"].items():
-        both = list(zip(loops, results["loops"][base], strict=True))
+        both = list(zip(loops, results["loops"][base], strict=False))  # a way that failed has fewer
+        if not both:
+            continue
         found[way] = [(mine, none) for mine, none in both if not (mine["void"] or none["void"])] or both
     return found
+
+
+def void_attempts(loops: list[Loop]) -> str:
+    attempts = sum(loop["attempt"] for loop in loops)
+    return f"{attempts - sum(not loop['void'] for loop in loops)} of {attempts} attempts"
+
+
+def unavailable(results: dict[str, Any]) -> list[str]:
+    return [f"- Unavailable: {way}: {reason}" for way, reason in results["unavailable"].items()]
 
 
 def spread(values: list[float] | None, form: str = ".2f") -> str:

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
 import time
+import traceback
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,9 @@ from discarding import DiscardingStorage
 from processes import cpu_seconds
 
 import midstride as ms
+
+SETTLE_SECONDS = 10.0
+"""How long after a way says that it has ended its last save it may take to say when."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +62,9 @@ class Measured:
     cpu_seconds: float = 0.0
     """Of the loop and the wait for the last save, all processes."""
     saves: int = 0
+    """That were committed."""
     checkpoint_bytes: int = 0
+    """Of the data files of the last checkpoint together."""
     restore_cold_seconds: float | None = None
     restore_warm_seconds: float | None = None
     restored_equal: bool | None = None
@@ -65,7 +72,7 @@ class Measured:
 
 
 class Model(torch.nn.Module):
-    """A transformer without a vocabulary: what it computes does not matter, how much does."""
+    """A transformer's encoder layers, no embedding: what it computes does not matter, how much does."""
 
     def __init__(self, width: int, layers: int) -> None:
         super().__init__()
@@ -133,9 +140,14 @@ class Way:
     def restore(self, fresh: Training) -> None:
         raise NotImplementedError
 
-    def data_file(self) -> Path:
-        """The largest file of the last checkpoint."""
-        return max((p for p in self.last().rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+    def committed(self) -> int:
+        """How many saves are where this way says."""
+        return len(self.done)
+
+    def data_files(self) -> list[Path]:
+        """Of the last checkpoint, the largest first; without what describes them."""
+        files = (p for p in self.last().rglob("*") if p.is_file() and p.suffix != ".json" and p.name[0] != ".")
+        return sorted(files, key=lambda p: -p.stat().st_size)
 
     def last(self) -> Path:
         """The folder of the last checkpoint."""
@@ -199,6 +211,11 @@ class Midstride(Way):
 
     def wait(self) -> None:
         self._ckpt.wait()
+
+    def committed(self) -> int:
+        now = self._ckpt.statistics()
+        assert now.engine in (None, self.engine), f"the engine is {now.engine}"
+        return now.saves_committed
 
     def close(self) -> None:
         self._ckpt.close()
@@ -315,6 +332,13 @@ class DcpAsync(Way):
 class DcpProcess(DcpAsync):
     kind = "PROCESS"
 
+    def close(self) -> None:
+        super().close()
+        for child in multiprocessing.active_children():
+            # Nobody waits for it otherwise, and what it used would count as other processes'.
+            child.terminate()
+            child.join()
+
 
 WAYS: dict[str, type[Way]] = {
     "none": Way,
@@ -345,15 +369,25 @@ def measure(task: Task) -> Measured:
         if number == 0:
             way.save(number)  # the first save pays for what is kept
         way.wait()
+    warm = 0 if task.way == "none" else 1
+    settle(way, warm)
     called = run_loop(task, measured, training, way)
-    measured.durable_seconds = (
-        [done - call for call, done in zip(called, way.done[-len(called) :], strict=True)] if called else []
-    )
-    measured.saves = len(called)
+    settle(way, warm + len(called))
+    measured.durable_seconds = [done - call for call, done in zip(called, way.done[warm:], strict=True)]
+    measured.saves = way.committed() - warm
+    assert measured.saves == len(called), f"{measured.saves} of {len(called)} saves were committed"
     if task.way != "none" and way.is_restorable:
         restore(task, measured, training, way)
     way.close()
     return measured
+
+
+def settle(way: Way, count: int) -> None:
+    """Wait until the way has told when it had done so many saves, since it was made."""
+    deadline = time.perf_counter() + SETTLE_SECONDS
+    while len(way.done) < count and time.perf_counter() < deadline:
+        time.sleep(0.01)
+    assert len(way.done) == count, f"{len(way.done)} of {count} saves were done"
 
 
 def run_loop(task: Task, measured: Measured, training: Training, way: Way) -> list[float]:
@@ -385,7 +419,7 @@ def restore(task: Task, measured: Measured, training: Training, way: Way) -> Non
     """The last state, cold and warm, compared with what was saved; then with a bit flipped."""
     way.save(task.warm_steps + task.steps + 1)
     way.wait()
-    measured.checkpoint_bytes = way.data_file().stat().st_size
+    measured.checkpoint_bytes = sum(path.stat().st_size for path in way.data_files())
     fresh = Training(task)
     fresh.step()
 
@@ -399,7 +433,7 @@ def restore(task: Task, measured: Measured, training: Training, way: Way) -> Non
     measured.restore_cold_seconds = timed()
     measured.restore_warm_seconds = timed()
     measured.restored_equal = all(torch.equal(one, fresh.flat[name]) for name, one in training.flat.items())
-    path = way.data_file()
+    path = way.data_files()[0]
     with open(path, "r+b") as file:
         file.seek(path.stat().st_size // 2)
         byte = file.read(1)[0]
@@ -408,16 +442,22 @@ def restore(task: Task, measured: Measured, training: Training, way: Way) -> Non
     try:
         way.restore(fresh)
         measured.flipped_bit_noticed = False
-    except Exception:
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException:  # DCP's CheckpointException is not an Exception
         measured.flipped_bit_noticed = True
 
 
 def main() -> None:
     task = Task(**json.loads(sys.argv[1]))
-    measured = measure(task)
-    print(json.dumps(asdict(measured)), flush=True)
-    sys.stdout.flush()
-    os._exit(0)  # threads of some ways would stay
+    status = 0
+    try:
+        print(json.dumps(asdict(measure(task))), flush=True)
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    sys.stderr.flush()
+    os._exit(status)  # threads of some ways would stay
 
 
 if __name__ == "__main__":
