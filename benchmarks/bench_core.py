@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from processes import pss_bytes
 
 import midstride as ms
 from midstride.limits import CHUNK_BYTES, PAGE_BYTES
@@ -116,42 +117,41 @@ def forget_cached(folder: Path) -> None:
 
 
 class Peak:
-    """Highest proportional memory (PSS) of this process while in the block, above what it had before."""
+    """Highest memory (PSS) of this process and what it started while in the block, above that when this was made."""
+
+    def __init__(self) -> None:
+        self._before = self._highest = pss_bytes(os.getpid())
 
     def __enter__(self) -> Peak:
         self._stop = threading.Event()
-        self._before = self._highest = _pss()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
         return self
 
     def _watch(self) -> None:
-        while not self._stop.wait(0.02):
-            self._highest = max(self._highest, _pss())
+        while not self._stop.wait(0.1):  # a look takes up to 20 ms of a core
+            self._look()
+
+    def _look(self) -> None:
+        self._highest = max(self._highest, pss_bytes(os.getpid()))
 
     def __exit__(self, *_: object) -> None:
-        self._highest = max(self._highest, _pss())
+        self._look()
         self._stop.set()
         self._thread.join()
         self.above_bytes = self._highest - self._before
 
 
-def _pss() -> int:
-    for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
-        if line.startswith("Pss:"):
-            return int(line.split()[1]) * 1024
-    raise OSError("no Pss line")
-
-
-def bench(state: Any, fresh: Callable[[], Any], folder: Path, repeats: int) -> tuple[Times, dict[str, float]]:
+def bench(state: Any, fresh: Callable[[], Any], folder: Path, repeats: int) -> tuple[Times, dict[str, float | str]]:
     """Interleaved repetitions of floors and of Midstride on one state; times in seconds."""
     times: Times = {}
-    figures: dict[str, float] = {}
+    figures: dict[str, float | str] = {}
     floors = Floors(tensors_of(state), folder)
     run = folder / "run"
     floors.copy()
+    peak = Peak()  # the writer's process is part of what is above it
     with ms.Checkpointer(run, keep=1) as ckpt:
-        with Peak() as peak:
+        with peak:
             ckpt.save(0, state).result()
         figures["first save: stall, cold memory (s)"] = ckpt.statistics().last_stall_seconds or 0.0
         figures["memory beside the state (MiB)"] = peak.above_bytes / MIB
@@ -178,6 +178,7 @@ def bench(state: Any, fresh: Callable[[], Any], folder: Path, repeats: int) -> t
         timed(times, "torch.load, cold, not verified", lambda: torch.load(folder / "peer.pt", weights_only=True))
     figures["state (MiB)"] = floors.nbytes / MIB
     figures["arrays"] = len(tensors_of(state))
+    figures["engine: the writer is a"] = saved.engine or "?"
     assert saved.saves_committed == repeats + 1
     assert saved.bytes_committed >= floors.nbytes * (repeats + 1)
     return times, figures
@@ -192,7 +193,7 @@ def _peers_save(times: Times, state: Any, folder: Path) -> None:
     os.close(descriptor)
 
 
-def report(title: str, times: Times, figures: dict[str, float]) -> str:
+def report(title: str, times: Times, figures: dict[str, float | str]) -> str:
     middle = {name: statistics.median(values) for name, values in times.items()}
     lines = [f"## {title}", "", "| | median s | least | most | beside its floor |", "|---|---|---|---|---|"]
     floors = {
@@ -204,7 +205,8 @@ def report(title: str, times: Times, figures: dict[str, float]) -> str:
         floor = floors.get(name)
         ratio = f"{middle[name] / middle[floor]:.2f} x" if floor else ""
         lines.append(f"| {name} | {middle[name]:.3f} | {min(values):.3f} | {max(values):.3f} | {ratio} |")
-    lines += ["", *(f"- {name}: {value:.3f}" for name, value in figures.items()), ""]
+    said = {name: value if isinstance(value, str) else f"{value:.3f}" for name, value in figures.items()}
+    lines += ["", *(f"- {name}: {value}" for name, value in said.items()), ""]
     return "\n".join(lines)
 
 
