@@ -64,7 +64,7 @@ QUICK = Sizes(width=128, layers=4, batch=8)
 
 def one(way: str, sizes: Sizes, folder: Path, *, quick: bool) -> dict[str, Any]:
     task = {"way": way, **asdict(sizes), "settle_each_step": quick}
-    return run_loop(HERE / "tensorflow_loop.py", task, folder / "run")
+    return run_loop(HERE / "tensorflow_loop.py", task, folder)
 
 
 def figures(results: dict[str, Any]) -> dict[str, dict[str, list[float]]]:

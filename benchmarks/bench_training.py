@@ -72,7 +72,7 @@ KINDS = {
 
 
 def one(way: str, sizes: Sizes, folder: Path) -> Loop:
-    return run_loop(HERE / "training_loop.py", {"way": way, **asdict(sizes)}, folder / "run")
+    return run_loop(HERE / "training_loop.py", {"way": way, **asdict(sizes)}, folder)
 
 
 # The report.
@@ -173,8 +173,8 @@ def report(results: dict[str, dict[str, Any]], versions: dict[str, str]) -> str:
         "files. *Flipped bit*: one in the middle of the largest file, then a restore.",
         "",
         "The model is encoder layers only, no embedding. A core to spare is `torch.set_num_threads(cores - 1)`, with "
-        "as many fewer tokens. *Void*: attempts during which the machine was not ours; each is made again, and counts "
-        "only if none of its way was better.",
+        "as many fewer tokens. *Void*: attempts during which the machine was not ours; they are made again, at most "
+        "twice, and what stays void counts only where all of a way is void.",
         "",
     ]
     for kind, of in results.items():

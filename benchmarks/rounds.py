@@ -42,12 +42,12 @@ def note(text: str) -> None:
 def run_loop(script: Path, task: dict[str, Any], folder: Path) -> Loop:
     """Run a loop in a process; what it measured, and the highest memory of it and what it started.
 
-    Its argument is ``task`` as JSON with the ``folder``, which is made and removed. It prints the lines "measuring" and
-    "measured" around its loop, and last what it measured. Raises ``LoopFailed``.
+    Its argument is ``task`` as JSON with a new ``folder`` in this one, which is removed. It prints the lines
+    "measuring" and "measured" around its loop, and last what it measured. Raises ``LoopFailed``.
     """
-    folder.mkdir()
+    place = tempfile.mkdtemp(dir=folder)
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"}
-    command = [sys.executable, "-W", "ignore", str(script), json.dumps({**task, "folder": str(folder)})]
+    command = [sys.executable, "-W", "ignore", str(script), json.dumps({**task, "folder": place})]
     with tempfile.TemporaryFile("w+") as errors:
         child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment)
         looking = threading.Event()
@@ -64,12 +64,12 @@ def run_loop(script: Path, task: dict[str, Any], folder: Path) -> Loop:
                 last = line
         if child.wait():
             looking.set()
-            shutil.rmtree(folder)
+            shutil.rmtree(place, ignore_errors=True)  # something that it started may still write there
             errors.seek(0)
             text = errors.read().strip()
             note(f"{task['way']}: exit code {child.returncode}\n{text[-3000:]}")
             raise LoopFailed(text.splitlines()[-1] if text else f"exit code {child.returncode}")
-    shutil.rmtree(folder)
+    shutil.rmtree(place)
     return {**json.loads(last), "highest_bytes": highest[0]}
 
 
